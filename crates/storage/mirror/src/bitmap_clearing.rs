@@ -40,8 +40,8 @@ impl Replica {
     pub(super) async fn clear_idle_regions(self: &Rc<Self>) {
         self.leg.log.tick();
         if self
+            .state()
             .pending_clear
-            .borrow()
             .as_ref()
             .is_some_and(|c| self.core.now() >= c.queued_at + 2 * CLEAR_INTERVAL)
         {
@@ -66,7 +66,7 @@ impl Replica {
         let mut idle = self.leg.log.idle_dirty_regions(&images, CLEAR_BATCH_MAX);
         // Regions that only other members have marked dirty: in resyncs, or under an earlier
         // primary.
-        let reported = std::mem::take(&mut *self.reported_dirty.borrow_mut());
+        let reported = std::mem::take(&mut self.state_mut().reported_dirty);
         let reported =
             reported.iter().flat_map(|(at, len)| geometry.regions_in(*at, *len)).flatten();
         let is_dirty = |r: &Region| images.iter().any(|image| self.leg.log.is_dirty(*image, *r));
@@ -91,7 +91,7 @@ impl Replica {
             self.on_leg_error(Error::Gone);
             return;
         }
-        if self.view.get() != view {
+        if self.view() != view {
             return;
         }
         self.handle_event(Event::GenerationRecorded(recorded));
@@ -108,11 +108,11 @@ impl Replica {
     /// Reports idle dirty regions to the primary, which may not have marked them.
     fn report_idle_dirty(&self, view: View) {
         let mut idle = self.leg.log.idle_dirty_regions(&self.in_sync_images(), CLEAR_BATCH_MAX);
-        let pending = self.pending_clear.borrow();
+        let state = self.state();
         let is_pending =
             |c: &PendingClear, region: &Region| c.regions.binary_search(region).is_ok();
-        idle.retain(|region| !pending.as_ref().is_some_and(|c| is_pending(c, region)));
-        drop(pending);
+        idle.retain(|region| !state.pending_clear.as_ref().is_some_and(|c| is_pending(c, region)));
+        drop(state);
         let regions = self.region_extents(&idle);
         if let Some(link) = self.primary_link().filter(|_| !regions.is_empty()) {
             link.send(Message::IdleDirtyRegions { view, regions });
@@ -121,9 +121,9 @@ impl Replica {
 
     /// A member has reported idle dirty regions.
     pub(super) fn on_idle_dirty(&self, ranges: Vec<(u64, u64)>) {
-        let mut reported = self.reported_dirty.borrow_mut();
-        if self.is_primary() && reported.len() < CLEAR_BATCH_MAX {
-            reported.extend(ranges.into_iter().take(CLEAR_BATCH_MAX));
+        let state = &mut *self.state_mut();
+        if state.membership.is_primary() && state.reported_dirty.len() < CLEAR_BATCH_MAX {
+            state.reported_dirty.extend(ranges.into_iter().take(CLEAR_BATCH_MAX));
         }
     }
 
@@ -133,7 +133,7 @@ impl Replica {
     pub(super) fn on_clear_regions(&self, view: View, request: u64, ranges: &[(u64, u64)]) {
         let Some((stamp, count)) = self.leg.flush_coverage(request) else { return };
         let generation = DataGeneration { epoch: view.epoch, count };
-        let Some(images) = self.membership.borrow().generation_peers(view.epoch) else { return };
+        let Some(images) = self.state().membership.generation_peers(view.epoch) else { return };
         let geometry = self.leg.log.geometry();
         // If regions have another size here, clear only those entirely inside.
         let regions_inside = |&(at, len): &(u64, u64)| {
@@ -150,8 +150,7 @@ impl Replica {
         if regions.is_empty() {
             return;
         }
-        let mut pending = self.pending_clear.borrow_mut();
-        match &mut *pending {
+        match &mut self.state_mut().pending_clear {
             Some(pending) if pending.generation == generation => {
                 pending.regions.extend(regions);
                 pending.regions.sort_unstable();
@@ -168,7 +167,7 @@ impl Replica {
     /// before. Returns whether that succeeded. Records nothing in a view that a later configuration
     /// has ended.
     pub(super) async fn record_flush_generation(self: &Rc<Self>, view: View, count: u32) -> bool {
-        let images = self.membership.borrow().generation_peers(view.epoch);
+        let images = self.state().membership.generation_peers(view.epoch);
         let Some(images) = images else { return false };
         self.record_and_clear(DataGeneration { epoch: view.epoch, count }, images).await
     }
@@ -182,7 +181,7 @@ impl Replica {
         generation: DataGeneration,
         shared_with: Vec<Uuid>,
     ) -> bool {
-        let pending = self.pending_clear.take();
+        let pending = self.state_mut().pending_clear.take();
         let cleared = pending.as_ref().map(|c| (c.generation, c.images.clone()));
         if self
             .leg
@@ -202,10 +201,10 @@ impl Replica {
 
     /// The next data generation of the epoch of `view`.
     pub(super) fn next_generation(&self, view: View) -> DataGeneration {
-        let last = self.last_generation.get();
+        let last = self.state().last_generation;
         let count = if last.epoch == view.epoch { last.count.saturating_add(1) } else { 1 };
-        self.last_generation.set(DataGeneration { epoch: view.epoch, count });
-        self.last_generation.get()
+        self.state_mut().last_generation = DataGeneration { epoch: view.epoch, count };
+        self.state().last_generation
     }
 
     /// The images of the other members.

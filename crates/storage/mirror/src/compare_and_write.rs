@@ -131,7 +131,7 @@ impl Replica {
     ) -> CompareAndWriteProgress {
         let CompareAndWriteRequest { write_id, range, fua, ref data } = *request;
         let lock = self.range_locks.enter(range, true);
-        let over = || self.view.get() != view || self.rejects_clients();
+        let over = || self.view() != view || self.rejects_clients();
         if self.signal.unless(over, lock.acquired()).await.is_none() {
             return CompareAndWriteProgress::NotOrdered;
         }
@@ -176,7 +176,7 @@ impl Replica {
         range: Blocks,
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
-        match self.leg.read(range, ctx, self.awake_clock.get()).await {
+        match self.leg.read(range, ctx, self.awake_now()).await {
             Err(e @ (Error::Unreadable { .. } | Error::Corrupt { .. })) => {
                 // Other members may hold the range for writes whose commits have not been sent yet.
                 self.send_pending_commits(view);

@@ -33,7 +33,7 @@ impl Replica {
         let request = self.peer_requests.next_number();
         let mut nodes = self.others();
         if self.is_primary() {
-            nodes.extend(self.joiners.borrow().in_flushes());
+            nodes.extend(self.state().joiners.in_flushes());
         }
         let peers = nodes.into_iter().map(|node| self.flush_peer(view, node, request, generation));
         let local = async {
@@ -52,14 +52,14 @@ impl Replica {
     /// of the data generation.
     async fn flush_leg(&self, request: Option<(u64, u32)>) -> Result<FlushStamp, Error> {
         let ctx = self.reserve_memory(0, MemoryClass::LocalIo).await?;
-        self.leg.flush(request, &ctx, self.awake_clock.get()).await
+        self.leg.flush(request, &ctx, self.awake_now()).await
     }
 
     /// Waits until changes of the metadata blocks have taken effect here; `None` if the view ends
     /// first. A joiner need not wait: it serves no clients yet.
     async fn wait_metadata_applied(&self, view: View) -> Option<()> {
         let skips = self.settings.has_mistake(Mistake::FlushesBeforeMetadataApplied);
-        if skips || self.membership.borrow().role() != Role::Member {
+        if skips || self.state().membership.role() != Role::Member {
             return Some(());
         }
         self.while_in_view(view, self.metadata_observer.wait_in_force()).await
@@ -106,7 +106,7 @@ impl Replica {
 
     /// Flushes the joiners that take part in flushes; `None` if the view ends first.
     async fn flush_joiners(&self, view: View) -> Option<()> {
-        let nodes = self.joiners.borrow().in_flushes();
+        let nodes = self.state().joiners.in_flushes();
         for node in nodes {
             self.flush_peer(view, node, self.peer_requests.next_number(), 0).await?;
         }
@@ -123,8 +123,8 @@ impl Replica {
         request: u64,
         generation: u32,
     ) -> Option<()> {
-        let pending = self.peer_requests.register(request, node, self.awake_clock.get());
-        let ended = || self.view.get() != view || self.rejects_clients();
+        let pending = self.peer_requests.register(request, node, self.awake_now());
+        let ended = || self.view() != view || self.rejects_clients();
         let over = || ended() || !self.is_required(node);
         loop {
             let poll_link = || if over() { Some(None) } else { self.link(node).map(Some) };

@@ -41,9 +41,9 @@ impl Replica {
         }
         let (own, history_lost) =
             (self.leg.log.generations_with(image), self.leg.log.is_history_lost(image));
-        let comparison = self.membership.borrow().compare_joiner(&own, &joiner, history_lost);
+        let comparison = self.state().membership.compare_joiner(&own, &joiner, history_lost);
         if comparison != JoinerComparison::JoinerNewer {
-            self.newer_joiners.borrow_mut().remove(&node);
+            self.state_mut().newer_joiners.remove(&node);
         }
         match comparison {
             JoinerComparison::DirtyRegionsSuffice => return Ok(()),
@@ -61,10 +61,10 @@ impl Replica {
                     %has,
                     "a copy was rolled back (a backup or snapshot was restored?): resyncing all of it"
                 );
-                self.membership.borrow_mut().note_rolled_back(node);
+                self.state_mut().membership.note_rolled_back(node);
             }
             JoinerComparison::JoinerNewer => {
-                if self.newer_joiners.borrow_mut().insert(node) {
+                if self.state_mut().newer_joiners.insert(node) {
                     tracing::error!(
                         node = node.0,
                         "the copy here was rolled back, and the copy of that node is newer: it is not overwritten"
@@ -79,7 +79,7 @@ impl Replica {
     /// The replicas whose copies are known to be newer than this one.
     pub(super) fn newer_replicas(&self) -> Vec<NodeId> {
         let mut newer = self.out_of_sync_replicas();
-        newer.retain(|node| self.newer_joiners.borrow().contains(node));
+        newer.retain(|node| self.state().newer_joiners.contains(node));
         newer
     }
 

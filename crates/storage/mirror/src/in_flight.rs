@@ -33,11 +33,11 @@ impl Mirror {
     #[must_use]
     pub fn in_flight_counts(&self) -> InFlightCounts {
         InFlightCounts {
-            prepared: self.0.prepared.borrow().len(),
+            prepared: self.0.state().prepared.len(),
             local_writes: self.0.local_writes.len(),
-            ordered: self.0.sequencer.borrow().len(),
+            ordered: self.0.state().sequencer.len(),
             peer_requests: self.0.peer_requests.len(),
-            joiners: self.0.joiners.borrow().iter().count(),
+            joiners: self.0.state().joiners.iter().count(),
             ranges: self.0.range_locks.len(),
         }
     }
@@ -45,7 +45,7 @@ impl Mirror {
     /// Bytes copied to joiners.
     #[must_use]
     pub fn resync_totals(&self) -> ResyncTotals {
-        let (dirty, copied_bytes) = self.0.joiners.borrow().totals();
+        let (dirty, copied_bytes) = self.0.state().joiners.totals();
         ResyncTotals { dirty_bytes: dirty, copied_bytes }
     }
 }

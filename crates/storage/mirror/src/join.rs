@@ -136,18 +136,18 @@ impl JoinAttempt {
 impl Replica {
     /// Whether the primary is resyncing this replica.
     pub(super) fn is_resync_target(&self) -> bool {
-        self.join_attempt.get().is_some_and(|j| j.accepted_view.is_some())
+        self.join_attempt().is_some_and(|j| j.accepted_view.is_some())
     }
 
     /// Whether messages of `from` in `view` belong to the present attempt.
     pub(super) fn is_join_view(&self, from: NodeId, view: View) -> bool {
-        self.join_attempt.get().is_some_and(|j| j.primary == from && j.accepted_view == Some(view))
+        self.join_attempt().is_some_and(|j| j.primary == from && j.accepted_view == Some(view))
     }
 
     /// Begins an attempt, unless one is in progress.
     pub(super) async fn attempt_join(self: &Rc<Self>) {
         let Some((config, link)) = self.join_target() else { return };
-        if let Some(attempt) = self.join_attempt.get() {
+        if let Some(attempt) = self.join_attempt() {
             let timed_out = self.core.now() > attempt.started_at + ACCEPT_TIMEOUT
                 && attempt.accepted_view.is_none();
             if attempt.session == link.session() && !timed_out {
@@ -157,17 +157,17 @@ impl Replica {
         // From here on nothing of an earlier attempt is accepted, and its writes must reach the
         // disk before the new one begins.
         self.end_join_attempt(AttemptEnd::Failed);
-        if !self.join_backoff.get().is_ready(self.core.now()) {
+        if !self.join_backoff().is_ready(self.core.now()) {
             return;
         }
-        self.view.set(View::default());
+        self.state_mut().view = View::default();
         self.signal.raise();
-        self.signal.until(|| self.prepared.borrow().is_drained().then_some(())).await;
+        self.signal.until(|| self.state().prepared.is_drained().then_some(())).await;
         if self.join_target().is_none_or(|(now, l)| now != config || l.session() != link.session())
         {
             return;
         }
-        self.prepared.borrow_mut().clear();
+        self.state_mut().prepared.clear();
         if !self.adopt_before_join(&config).await {
             return;
         }
@@ -180,13 +180,8 @@ impl Replica {
         let Some(bitmap) = self.leg.log.export_bitmap(image) else { return };
         let (primary, session) = (config.primary, link.session());
         let started_at = self.core.now();
-        self.join_attempt.set(Some(JoinAttempt {
-            incarnation,
-            primary,
-            session,
-            started_at,
-            accepted_view: None,
-        }));
+        self.state_mut().join_attempt =
+            Some(JoinAttempt { incarnation, primary, session, started_at, accepted_view: None });
         link.send(Message::Join {
             incarnation,
             epoch: config.epoch,
@@ -200,7 +195,8 @@ impl Replica {
     /// The configuration and the session with its primary, if this replica is out of sync and may
     /// join.
     fn join_target(&self) -> Option<(MirrorConfig, peer::Link)> {
-        let membership = self.membership.borrow();
+        let state = self.state();
+        let membership = &state.membership;
         let config = membership.config().filter(|_| membership.role() == Role::OutOfSync)?;
         let may_join = !self.leg.is_lost() && config.image(self.me).is_some();
         let link = self.link(config.primary).filter(|_| may_join && config.primary != self.me)?;
@@ -210,15 +206,15 @@ impl Replica {
 
     /// Ends the attempt in progress.
     pub(super) fn end_join_attempt(&self, reason: AttemptEnd) {
-        let Some(attempt) = self.join_attempt.take() else { return };
+        let Some(attempt) = self.state_mut().join_attempt.take() else { return };
         let now = self.core.now();
         match (reason, attempt.accepted_view) {
             (AttemptEnd::Superseded, _) => {}
             (AttemptEnd::Failed, Some(_)) => {
-                self.join_backoff.update(|attempts| attempts.after_failure(now));
+                self.update_join_backoff(|attempts| attempts.after_failure(now));
             }
             (AttemptEnd::Failed, None) => {
-                self.join_backoff.update(|attempts| attempts.after_timeout(now));
+                self.update_join_backoff(|attempts| attempts.after_timeout(now));
             }
         }
     }
@@ -262,9 +258,9 @@ impl Replica {
     /// The generations that the primary of the resync had recorded with other images; this image
     /// holds what that one held (RFD 0032, 3.5).
     fn generations_inherited_for(&self, config: &MirrorConfig) -> Vec<(Uuid, DataGeneration)> {
-        let inherited = self.inherited_generations.borrow();
-        let for_config =
-            inherited.as_ref().filter(|(attempt, _)| config.has_member(self.me, *attempt));
+        let state = self.state();
+        let inherited = state.inherited_generations.as_ref();
+        let for_config = inherited.filter(|(attempt, _)| config.has_member(self.me, *attempt));
         for_config.map(|(_, generations)| generations.clone()).unwrap_or_default()
     }
 
@@ -276,21 +272,22 @@ impl Replica {
         incarnation: Incarnation,
         generations: Vec<(Uuid, DataGeneration)>,
     ) {
-        let Some(mut attempt) = self.join_attempt.get() else { return };
-        if attempt.primary != from || attempt.incarnation != incarnation {
-            return;
-        }
-        fault_point::reach(FaultPoint::JoinerAccepted);
+        let mut state = self.state_mut();
+        let is_current = |attempt: &&mut JoinAttempt| {
+            (attempt.primary, attempt.incarnation) == (from, incarnation)
+        };
+        let Some(attempt) = state.join_attempt.as_mut().filter(is_current) else { return };
         attempt.accepted_view = Some(view);
-        self.join_attempt.set(Some(attempt));
-        self.inherited_generations.replace(Some((incarnation, generations)));
-        self.view.set(view);
+        state.inherited_generations = Some((incarnation, generations));
+        state.view = view;
+        drop(state);
+        fault_point::reach(FaultPoint::JoinerAccepted);
         self.signal.raise();
     }
 
     /// The primary has aborted the attempt.
     pub(super) fn on_join_aborted(&self, incarnation: Incarnation) {
-        if self.join_attempt.get().is_some_and(|j| j.incarnation == incarnation) {
+        if self.join_attempt().is_some_and(|j| j.incarnation == incarnation) {
             self.end_join_attempt(AttemptEnd::Failed);
         }
     }

@@ -1,6 +1,6 @@
 //! The local device stack of a replica: the device, and its write-intent log.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -28,18 +28,24 @@ pub(super) struct Leg {
     pub(super) log: IntentLog,
     /// Is told of changes of the metadata blocks.
     metadata_observer: Rc<dyn MetadataObserver>,
-    /// Why it was given up, if it was.
-    loss: Cell<Option<LegLoss>>,
-    /// Reads that the disk failed, and when the last one was, by the awake clock.
-    read_errors: Cell<(u64, Duration)>,
     /// Mistakes, for tests: no region is marked dirty; the metadata observer is told late.
     skips_intent_log: bool,
     delays_metadata: bool,
+    state: RefCell<LegState>,
+}
+
+/// What is known of the leg.
+#[derive(Debug, Default)]
+struct LegState {
+    /// Why it was given up, if it was.
+    loss: Option<LegLoss>,
+    /// Reads that the disk failed, and when the last one was, by the awake clock.
+    read_errors: (u64, Duration),
     /// When the operations in flight began, by the awake clock.
-    in_flight: RefCell<Slab<Duration>>,
+    in_flight: Slab<Duration>,
     /// Recent flushes with a request number, oldest first: what they cover, and the count of the
     /// data generation that was recorded after them.
-    recent_flushes: RefCell<VecDeque<(u64, FlushStamp, u32)>>,
+    recent_flushes: VecDeque<(u64, FlushStamp, u32)>,
 }
 
 impl Leg {
@@ -53,28 +59,25 @@ impl Leg {
             dev,
             log,
             metadata_observer,
-            loss: Cell::default(),
-            read_errors: Cell::default(),
             skips_intent_log: settings.has_mistake(Mistake::SkipsIntentLog),
             delays_metadata: settings.has_mistake(Mistake::AppliesMetadataLate),
-            in_flight: RefCell::default(),
-            recent_flushes: RefCell::default(),
+            state: RefCell::default(),
         }
     }
 
     /// Whether it was given up.
     pub(super) fn is_lost(&self) -> bool {
-        self.loss.get().is_some()
+        self.loss().is_some()
     }
 
     /// Why it was given up, if it was.
     pub(super) fn loss(&self) -> Option<LegLoss> {
-        self.loss.get()
+        self.state.borrow().loss
     }
 
     /// Gives it up.
     pub(super) fn set_lost(&self, loss: LegLoss) {
-        self.loss.set(Some(loss));
+        self.state.borrow_mut().loss = Some(loss);
     }
 
     /// Applies `op`, after marking its regions dirty (RFD 0010, 6.3). The caller holds their
@@ -175,20 +178,19 @@ impl Leg {
         let blocks = u32::try_from(range.count).map_err(|_| Error::OutOfRange)?;
         let result = self.dev.submit(Op::Read { at: range.at, blocks }, ctx).await;
         if matches!(result, Err(Error::Unreadable { .. } | Error::Corrupt { .. })) {
-            self.read_errors.update(|(count, _)| (count.saturating_add(1), now));
+            let read_errors = &mut self.state.borrow_mut().read_errors;
+            *read_errors = (read_errors.0.saturating_add(1), now);
         }
         result
     }
 
     /// Reads that the disk failed, if the last of them is recent.
     pub(super) fn recent_read_errors(&self, now: Duration) -> u64 {
-        match self.read_errors.get() {
-            (count, last) if now < last + READ_ERROR_WINDOW => count,
-            _ => {
-                self.read_errors.take();
-                0
-            }
+        let read_errors = &mut self.state.borrow_mut().read_errors;
+        if now >= read_errors.1 + READ_ERROR_WINDOW {
+            *read_errors = (0, Duration::ZERO);
         }
+        read_errors.0
     }
 
     /// Whether the first blocks of `range` are mapped, and how many.
@@ -219,7 +221,7 @@ impl Leg {
         let stamp = self.log.begin_flush();
         self.dev.submit(Op::Flush, &ctx.shielded()).await?;
         if let Some((request, generation)) = request {
-            let mut recent = self.recent_flushes.borrow_mut();
+            let recent = &mut self.state.borrow_mut().recent_flushes;
             recent.push_back((request, stamp, generation));
             if recent.len() > MAX_REMEMBERED_FLUSHES {
                 recent.pop_front();
@@ -230,23 +232,23 @@ impl Leg {
 
     /// What the flush `request` covers, if it is remembered.
     pub(super) fn flush_coverage(&self, request: u64) -> Option<(FlushStamp, u32)> {
-        let recent = self.recent_flushes.borrow();
-        let found = recent.iter().find(|(r, ..)| *r == request);
+        let state = self.state.borrow();
+        let found = state.recent_flushes.iter().find(|(r, ..)| *r == request);
         found.map(|(_, stamp, generation)| (*stamp, *generation))
     }
 
     /// Forgets the flushes of an earlier view: a new primary numbers its own.
     pub(super) fn forget_flushes(&self) {
-        self.recent_flushes.borrow_mut().clear();
+        self.state.borrow_mut().recent_flushes.clear();
     }
 
     /// When the oldest operation in flight began.
     pub(super) fn oldest_started_at(&self) -> Option<Duration> {
-        self.in_flight.borrow().iter().map(|(_, started_at)| *started_at).min()
+        self.state.borrow().in_flight.iter().map(|(_, started_at)| *started_at).min()
     }
 
     fn track(&self, now: Duration) -> InFlightOp<'_> {
-        InFlightOp { leg: self, key: self.in_flight.borrow_mut().insert(now) }
+        InFlightOp { leg: self, key: self.state.borrow_mut().in_flight.insert(now) }
     }
 }
 
@@ -258,6 +260,6 @@ struct InFlightOp<'a> {
 
 impl Drop for InFlightOp<'_> {
     fn drop(&mut self) {
-        self.leg.in_flight.borrow_mut().remove(self.key);
+        self.leg.state.borrow_mut().in_flight.remove(self.key);
     }
 }

@@ -8,7 +8,8 @@
 //! * [`reconcile`]: what a new view has to make equal (5.8);
 //! * [`intent_log`]: which regions of an image may differ from other images of the volume (6).
 //!
-//! The modules that carry it out add methods to one [`Replica`](replica::Replica):
+//! [`ReplicaState`](state::ReplicaState) is what a replica knows and has decided. The modules that
+//! carry it out add methods to the [`Replica`](replica::Replica) that has it:
 //! * `write`, `read`, `flush`, `compare_and_write`: client commands, at any member (4);
 //! * `receive`: messages of other replicas;
 //! * `view_change`: the beginning of a view (5.7);
@@ -47,11 +48,12 @@ mod sequencer;
 mod session_handler;
 mod settings;
 mod signal;
+mod state;
 mod verify;
 mod view_change;
 mod write;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -75,10 +77,12 @@ pub use verify::{VerifyMismatch, VerifyReport};
 
 use config::{ConfigStore, MirrorConfig};
 use intent_log::{CloseError, IntentLog, LogDamage, LogOpenReport};
+use join::JoinBackoff;
 use leg::Leg;
 use local_writes::LocalWrites;
 use membership::{Event, ImageSummary, MirrorMembership, NotServingReason};
 use replica::Replica;
+use state::ReplicaState;
 
 /// One replica of a mirrored volume, as a layer. A write here goes to all members; a read is served
 /// from the local leg.
@@ -184,52 +188,16 @@ impl Mirror {
             leg: Leg::new(leg, log, Rc::clone(&metadata_observer), settings),
             metadata_observer,
             range_locks: Rc::default(),
-            membership: RefCell::new(membership),
-            links: RefCell::default(),
-            view: Cell::default(),
-            prepared: RefCell::default(),
             local_writes,
-            sequencer: RefCell::default(),
-            collected_entries: RefCell::default(),
-            joiners: RefCell::default(),
             peer_requests: peer_requests::PeerRequests::default(),
-            lease_signal: signal::Signal::default(),
-            config_polled_at: Cell::default(),
-            lease_dedup: RefCell::default(),
-            was_serving: Cell::default(),
-            lease_requests: RefCell::default(),
-            active_view: Cell::default(),
-            start_view: RefCell::default(),
-            join_attempt: Cell::default(),
-            inherited_generations: RefCell::default(),
             resync_permits,
             config_store: Box::new(config_store),
             free_space,
-            no_space_at: Cell::default(),
-            free_space_checked_at: Cell::default(),
             timer_signal: signal::Signal::default(),
+            lease_signal: signal::Signal::default(),
             join_signal: signal::Signal::default(),
-            join_wanted: Cell::default(),
-            join_backoff: Cell::default(),
-            awake_clock: Cell::default(),
-            view_began_at: Cell::default(),
-            unlinked_since: RefCell::default(),
-            last_heard: RefCell::default(),
-            unreachable_pairs: RefCell::default(),
-            reported_dirty: RefCell::default(),
-            last_generation: Cell::default(),
-            pending_clear: RefCell::default(),
-            newer_joiners: RefCell::default(),
-            put_count: Cell::default(),
-            join_requests: RefCell::default(),
-            lease_paths: RefCell::default(),
-            holds_commands: Cell::new(true),
-            join_allowed: Cell::new(true),
-            declined_leaves: Cell::default(),
-            store_silent_since: Cell::default(),
-            is_closed: Cell::default(),
-            leg_error: Cell::default(),
             signal: signal::Signal::default(),
+            state: RefCell::new(ReplicaState::new(membership)),
         });
         replica.spawn_tasks();
         Ok(Self(replica))
@@ -237,7 +205,7 @@ impl Mirror {
 
     /// Sets how to find the open lease connections to a node, besides its session.
     pub fn set_lease_paths(&self, paths: impl Fn(NodeId) -> Vec<Link> + 'static) {
-        self.0.lease_paths.replace(Some(Box::new(paths)));
+        self.0.state_mut().lease_paths = Some(Rc::new(paths));
     }
 
     /// Closes the session with `node`, if there is one. A new one may be set up.
@@ -255,18 +223,19 @@ impl Mirror {
     /// Waits until a request to leave has been granted or declined; true if this replica is out of
     /// sync.
     pub async fn wait_left(&self) -> bool {
-        let before = self.0.declined_leaves.get();
+        let before = self.0.state().declined_leaves;
         let out_of_sync = || self.0.is_out_of_sync();
         let decided =
-            || (out_of_sync() || self.0.declined_leaves.get() != before).then(out_of_sync);
+            || (out_of_sync() || self.0.state().declined_leaves != before).then(out_of_sync);
         self.0.signal.until(decided).await
     }
 
     /// Whether this replica asks to be resynced when it is out of sync, as it does by default.
     /// Setting it again to true retries at once, whatever came of earlier attempts.
     pub fn set_join_allowed(&self, allowed: bool) {
-        if !self.0.join_allowed.replace(allowed) && allowed {
-            self.0.join_backoff.take();
+        let before = std::mem::replace(&mut self.0.state_mut().join_allowed, allowed);
+        if !before && allowed {
+            self.0.state_mut().join_backoff = JoinBackoff::default();
         }
         self.0.request_join();
     }
@@ -275,7 +244,8 @@ impl Mirror {
     /// does not serve, as they do by default. If not, waiting and new commands fail with
     /// [`Error::Fenced`] until it serves again, so that clients use another path.
     pub fn set_holds_commands(&self, holds: bool) {
-        if self.0.holds_commands.replace(holds) && !holds {
+        let before = std::mem::replace(&mut self.0.state_mut().holds_commands, holds);
+        if before && !holds {
             self.0.reject_clients();
         }
     }
@@ -309,7 +279,9 @@ impl Mirror {
     #[must_use]
     pub fn status(&self) -> MirrorStatus {
         let this = &self.0;
-        let member = this.membership.borrow();
+        let is_serving = this.serving_view().is_some();
+        let state = this.state();
+        let member = &state.membership;
         let now = this.core.now();
         let reason = || member.not_serving_reason(now).unwrap_or(NotServingReason::Draining);
         let others = member.config().into_iter().flat_map(|r| r.replicas.iter().copied());
@@ -317,24 +289,23 @@ impl Mirror {
         let dirty = |r: config::ConfigReplica| Some((r.node, this.leg.log.dirty_count(r.image)?));
         MirrorStatus {
             config: member.config().cloned(),
-            view: this.view.get(),
-            not_serving: this.serving_view().is_none().then(reason),
-            linked: this.links.borrow().keys().copied().collect(),
-            resyncs: this
+            view: state.view,
+            not_serving: (!is_serving).then(reason),
+            linked: state.links.keys().copied().collect(),
+            resyncs: state
                 .joiners
-                .borrow()
                 .iter()
                 .map(|(n, j)| (n, j.copied_bytes, j.total_bytes))
                 .collect(),
-            unreadable_data: this.joiners.borrow().unreadable_data(),
-            resynced_bytes: this.joiners.borrow().totals().1,
+            unreadable_data: state.joiners.unreadable_data(),
+            resynced_bytes: state.joiners.totals().1,
             dirty_regions: others.filter_map(dirty).collect(),
             region_bytes: this.leg.log.geometry().region_bytes(),
-            store_silent_for: this.store_silent_since.get().map(|since| now.saturating_sub(since)),
-            leg_error: this.leg_error.get(),
+            store_silent_for: state.store_silent_since.map(|since| now.saturating_sub(since)),
+            leg_error: state.leg_error,
             is_full: this.is_full(),
             leg_loss: this.leg.loss(),
-            read_errors: this.leg.recent_read_errors(this.awake_clock.get()),
+            read_errors: this.leg.recent_read_errors(state.awake_clock),
             failed_resyncs: this.failed_resyncs(),
             newer_replicas: this.newer_replicas(),
         }
@@ -356,19 +327,20 @@ impl Mirror {
     /// log cleanly if nothing is in flight. Returns whether the disk has kept what was written, as
     /// far as is known.
     pub async fn close(&self) -> bool {
-        self.0.is_closed.set(true);
+        self.0.state_mut().is_closed = true;
         self.0.on_out_of_sync();
-        let links = std::mem::take(&mut *self.0.links.borrow_mut());
+        let links = std::mem::take(&mut self.0.state_mut().links);
         links.values().for_each(Link::close);
-        self.0.lease_paths.take();
+        let lease_paths = self.0.state_mut().lease_paths.take();
+        drop(lease_paths);
         self.0.timer_signal.raise();
         self.0.join_signal.raise();
         let drained = || {
-            let ended = self.0.leg.is_lost() || self.0.prepared.borrow().is_drained();
+            let ended = self.0.leg.is_lost() || self.0.state().prepared.is_drained();
             ended.then_some(())
         };
         self.0.signal.until(drained).await;
-        self.0.prepared.borrow_mut().clear();
+        self.0.state_mut().prepared.clear();
         let closed = self.0.leg.log.close().await;
         if let Err(error) = &closed {
             tracing::warn!(%error, "closing an intent log failed");

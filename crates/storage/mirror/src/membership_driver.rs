@@ -65,13 +65,13 @@ impl<R: ConfigStore> DynConfigStore for R {
 impl Replica {
     /// Passes an event to the membership state machine, and performs the actions it returns.
     pub(super) fn handle_event(self: &Rc<Self>, event: Event) {
-        if self.is_closed.get() {
+        if self.is_closed() {
             return;
         }
         let mut is_periodic = is_periodic(&event);
-        let was_serving = self.was_serving.get();
+        let was_serving = self.state().was_serving;
         let actions = {
-            let mut membership = self.membership.borrow_mut();
+            let membership = &mut self.state_mut().membership;
             membership.set_generations(self.recorded_generations());
             membership.apply(self.core.now(), event)
         };
@@ -112,10 +112,10 @@ impl Replica {
                 tracing::warn!(?change, "a configuration change was declined");
                 match change {
                     ConfigChange::Admit(node) => {
-                        self.joiners.borrow_mut().clear_admission_proposed(node);
+                        self.state_mut().joiners.clear_admission_proposed(node);
                         self.drop_joiner(node);
                     }
-                    ConfigChange::Leave => self.declined_leaves.update(|n| n + 1),
+                    ConfigChange::Leave => self.state_mut().declined_leaves += 1,
                     _ => {}
                 }
             }
@@ -124,10 +124,9 @@ impl Replica {
 
     /// Sends a membership message; lease messages go over all paths.
     fn send_membership(&self, node: NodeId, message: Message) {
-        self.lease_dedup.borrow_mut().note_sent(node, &message);
-        if is_lease_message(&message)
-            && let Some(paths) = &*self.lease_paths.borrow()
-        {
+        self.state_mut().lease_dedup.note_sent(node, &message);
+        let paths = self.state().lease_paths.clone().filter(|_| is_lease_message(&message));
+        if let Some(paths) = paths {
             paths(node).iter().for_each(|path| path.send(message.clone()));
         }
         if let Some(link) = self.link(node) {
@@ -141,7 +140,7 @@ impl Replica {
         self.spawn(async move {
             let result = this.config_store.read().await;
             if result.is_ok() {
-                this.store_silent_since.set(None);
+                this.state_mut().store_silent_since = None;
             }
             let next_config_id =
                 (u128::from(this.core.random_u64()) << 64) | u128::from(this.core.random_u64());
@@ -153,8 +152,11 @@ impl Replica {
     }
 
     fn put_config(self: &Rc<Self>, epoch: Epoch, config_id: u128, config: MirrorConfig) {
-        let number = self.put_count.get() + 1;
-        self.put_count.set(number);
+        let number = {
+            let put_count = &mut self.state_mut().put_count;
+            *put_count += 1;
+            *put_count
+        };
         let this = Rc::clone(self);
         self.note_store_request();
         self.spawn(async move {
@@ -168,11 +170,11 @@ impl Replica {
             let outcome = this.config_store.put(epoch, config_id, &config).await;
             fault_point::reach(FaultPoint::ConfigPutAnswered);
             if outcome != PutOutcome::Unknown {
-                this.store_silent_since.set(None);
+                this.state_mut().store_silent_since = None;
             }
             // The result of an earlier put, overtaken by another put to the store, tells nothing
             // about the present one.
-            if this.put_count.get() == number {
+            if this.state().put_count == number {
                 this.handle_event(Event::PutCompleted(outcome));
             }
         });
@@ -180,7 +182,7 @@ impl Replica {
 
     /// Makes this replica check soon whether it may join.
     pub(super) fn request_join(&self) {
-        self.join_wanted.set(true);
+        self.state_mut().join_wanted = true;
         self.join_signal.raise();
     }
 
@@ -195,16 +197,16 @@ impl Replica {
         if e == Error::NoSpace {
             self.note_no_space();
         }
-        let is_member = self.membership.borrow().role() == Role::Member;
+        let is_member = self.state().membership.role() == Role::Member;
         if !is_member {
             self.fail_join_attempt();
         }
         let is_sole_member = is_member
             && self.others().is_empty()
-            && self.membership.borrow().pending_admission().is_none();
+            && self.state().membership.pending_admission().is_none();
         if is_sole_member {
             // A joiner may have applied the write that failed here: it has to begin again.
-            let joiners: Vec<_> = self.joiners.borrow().attached().collect();
+            let joiners: Vec<_> = self.state().joiners.attached().collect();
             joiners.into_iter().for_each(|node| self.drop_joiner(node));
         }
         if e == Error::Gone && !self.leg.is_lost() {
@@ -213,7 +215,7 @@ impl Replica {
             self.handle_event(Event::LegLost);
         } else if e != Error::Gone {
             tracing::error!(error = %e, alone = is_sole_member, "the leg of this replica has failed an operation");
-            self.leg_error.set(Some(e));
+            self.state_mut().leg_error = Some(e);
             self.handle_event(Event::LegFailed);
         }
         self.signal.raise();
@@ -222,10 +224,10 @@ impl Replica {
 
     /// The leg of a joiner has failed: tells the primary not to wait for it.
     fn fail_join_attempt(&self) {
-        let Some(attempt) = self.join_attempt.get() else { return };
+        let Some(attempt) = self.join_attempt() else { return };
         self.end_join_attempt(join::AttemptEnd::Failed);
         let pause = self.settings.rejoin_delay;
-        self.join_backoff.update(|attempts| attempts.with_leg_cooldown(self.core.now(), pause));
+        self.update_join_backoff(|attempts| attempts.with_leg_cooldown(self.core.now(), pause));
         if let Some(link) = self.primary_link() {
             link.send(Message::JoinAborted { incarnation: attempt.incarnation() });
         }
@@ -235,28 +237,31 @@ impl Replica {
     pub(super) fn on_session_up(self: &Rc<Self>, link: Link) {
         let node = link.node();
         self.note_session_message(node);
-        if let Some(old) = self.links.borrow_mut().insert(node, link) {
+        let old = self.state_mut().links.insert(node, link);
+        if let Some(old) = old {
             old.close();
         }
-        self.unlinked_since.borrow_mut().remove(&node);
+        self.state_mut().unlinked_since.remove(&node);
         self.drop_joiner(node);
         self.handle_event(Event::LinkUp(node));
-        self.join_backoff.update(join::JoinBackoff::after_invitation);
+        self.update_join_backoff(join::JoinBackoff::after_invitation);
         self.request_join();
     }
 
     /// A session has ended.
     pub(super) fn on_session_down(self: &Rc<Self>, node: NodeId, session: u64) {
-        let is_current = self.links.borrow().get(&node).is_some_and(|l| l.session() == session);
+        let is_current = self.state().links.get(&node).is_some_and(|l| l.session() == session);
         if !is_current {
             return;
         }
-        if let Some(link) = self.links.borrow_mut().remove(&node) {
+        let old = self.state_mut().links.remove(&node);
+        if let Some(link) = old {
             link.close();
         }
-        self.unlinked_since.borrow_mut().insert(node, self.awake_clock.get());
+        let now = self.awake_now();
+        self.state_mut().unlinked_since.insert(node, now);
         self.drop_joiner(node);
-        if self.join_attempt.get().is_some_and(|j| j.session() == session) {
+        if self.join_attempt().is_some_and(|j| j.session() == session) {
             self.end_join_attempt(join::AttemptEnd::Failed);
         }
         self.handle_event(Event::LinkDown(node));
@@ -278,12 +283,12 @@ impl Replica {
     }
 
     async fn run_timer(self: Rc<Self>) {
-        while !self.is_closed.get() {
+        while !self.is_closed() {
             let now = self.core.now();
-            let next = self.membership.borrow().next_timer(now);
+            let next = self.state().membership.next_timer(now);
             let has_changed = || {
-                let closed = self.is_closed.get();
-                closed || self.membership.borrow().next_timer(self.core.now()) != next
+                let closed = self.is_closed();
+                closed || self.state().membership.next_timer(self.core.now()) != next
             };
             match next {
                 None => self.timer_signal.until(|| has_changed().then_some(())).await,
@@ -298,31 +303,34 @@ impl Replica {
     }
 
     async fn watch_config(self: Rc<Self>) {
-        while !self.is_closed.get() {
-            let over = || self.is_closed.get();
+        while !self.is_closed() {
+            let over = || self.is_closed();
             self.signal.unless(over, self.config_store.wait_changed()).await;
             self.handle_event(Event::ConfigChanged);
         }
     }
 
     async fn run_joiner(self: Rc<Self>) {
-        while !self.is_closed.get() {
-            let check = || (self.join_wanted.replace(false) || self.is_closed.get()).then_some(());
+        while !self.is_closed() {
+            let check = || {
+                let wanted = std::mem::take(&mut self.state_mut().join_wanted);
+                (wanted || self.is_closed()).then_some(())
+            };
             // Check after a second in any case: a request may have been lost.
             let _ = tokio::time::timeout(join::JOIN_CHECK_INTERVAL, self.join_signal.until(check))
                 .await;
             let is_ready =
-                self.join_allowed.get() && self.join_backoff.get().is_ready(self.core.now());
-            if is_ready && !self.is_closed.get() {
+                self.state().join_allowed && self.join_backoff().is_ready(self.core.now());
+            if is_ready && !self.is_closed() {
                 self.attempt_join().await;
             }
         }
     }
 
     async fn run_bitmap_clearing(self: Rc<Self>) {
-        while !self.is_closed.get() {
+        while !self.is_closed() {
             self.sleep(bitmap_clearing::CLEAR_INTERVAL).await;
-            if !self.is_closed.get() && !self.leg.is_lost() {
+            if !self.is_closed() && !self.leg.is_lost() {
                 self.clear_idle_regions().await;
             }
         }
@@ -330,12 +338,12 @@ impl Replica {
 
     /// Finds operations that hang although their node is alive (RFD 0010, 4.8).
     async fn run_watchdog(self: Rc<Self>) {
-        while !self.is_closed.get() {
+        while !self.is_closed() {
             self.sleep(reachability::WATCHDOG_INTERVAL).await;
             // Not the system clock: while this process is stopped, it answers nothing and need not.
-            self.awake_clock.update(|clock| clock + reachability::WATCHDOG_INTERVAL);
+            self.state_mut().awake_clock += reachability::WATCHDOG_INTERVAL;
             self.poll_config();
-            let before = |time| self.awake_clock.get().saturating_sub(time);
+            let before = |time| self.awake_now().saturating_sub(time);
             let (stuck_since, absent_since) =
                 (before(self.settings.stuck_timeout), before(self.settings.absent_timeout));
             if self.leg.oldest_started_at().is_some_and(|started_at| started_at < stuck_since)
@@ -361,10 +369,11 @@ impl Replica {
     /// While it does not serve, it reads the store repeatedly: it may have missed the change notice
     /// of the configuration it waits for.
     fn poll_config(self: &Rc<Self>) {
+        let now = self.awake_now();
         if self.serving_view().is_none()
-            && self.awake_clock.get() >= self.config_polled_at.get() + CONFIG_POLL_INTERVAL
+            && now >= self.state().config_polled_at + CONFIG_POLL_INTERVAL
         {
-            self.config_polled_at.set(self.awake_clock.get());
+            self.state_mut().config_polled_at = now;
             self.handle_event(Event::ConfigChanged);
         }
     }
@@ -373,9 +382,9 @@ impl Replica {
     /// detected by sending.
     fn send_keepalives(&self) {
         let members = if self.serving_view().is_some() { self.others() } else { Nodes::new() };
-        let links: Vec<_> = self.links.borrow().values().cloned().collect();
+        let links: Vec<_> = self.state().links.values().cloned().collect();
         for link in links.iter().filter(|link| !members.contains(&link.node())) {
-            let report = self.membership.borrow().report_for(link.node());
+            let report = self.state().membership.report_for(link.node());
             link.send(Message::ReplicaReport(report));
         }
     }
@@ -383,17 +392,17 @@ impl Replica {
     /// Excludes members that have not answered since `stuck_since`, or have had no session since
     /// `absent_since`.
     fn exclude_unresponsive(self: &Rc<Self>, stuck_since: Duration, absent_since: Duration) {
-        let mut unresponsive = self.sequencer.borrow().overdue(stuck_since);
+        let mut unresponsive = self.state().sequencer.overdue(stuck_since);
         unresponsive.extend(self.peer_requests.overdue(stuck_since));
         unresponsive.extend(self.silent_joiners());
-        if self.view_began_at.get() < stuck_since
-            && self.active_view.get() != self.membership.borrow().view()
+        if self.state().view_began_at < stuck_since
+            && self.active_view() != self.state().membership.view()
         {
-            unresponsive.extend(self.membership.borrow().missing_do_view_change());
+            unresponsive.extend(self.state().membership.missing_do_view_change());
         }
         unresponsive.extend(
-            self.unlinked_since
-                .borrow()
+            self.state()
+                .unlinked_since
                 .iter()
                 .filter(|(_, at)| **at < absent_since)
                 .map(|(n, _)| *n),
@@ -403,7 +412,7 @@ impl Replica {
         unresponsive.dedup();
         for node in unresponsive {
             if self.others().contains(&node) {
-                if !self.membership.borrow().is_peer_stuck(node) {
+                if !self.state().membership.is_peer_stuck(node) {
                     tracing::warn!(
                         node = node.0,
                         "a replica makes no progress although its node is alive"
@@ -422,7 +431,8 @@ impl Replica {
         node: NodeId,
         incarnation: peer::Incarnation,
     ) {
-        if self.joiners.borrow_mut().get(node, incarnation).is_some() {
+        let is_current = self.state_mut().joiners.get(node, incarnation).is_some();
+        if is_current {
             self.drop_joiner(node);
         }
     }

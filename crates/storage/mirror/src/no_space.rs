@@ -21,7 +21,7 @@ use super::local_writes::LocalWriteOutcome;
 use super::peer_requests::PeerAnswer;
 use super::prepared_list::OpNumber;
 use super::replica::{Nodes, Replica, is_metadata};
-use super::sequencer::{ReplicationOutcome, Sequencer};
+use super::sequencer::ReplicationOutcome;
 use super::write::WriteOutcome;
 
 /// How long the system may take to report free space.
@@ -66,8 +66,8 @@ impl Replica {
     /// (Metadata blocks hold a table, of which a mixture of old and new contents must not be kept.)
     fn may_reject(&self, entry: &PreparedEntry) -> bool {
         let has_peers =
-            !self.others().is_empty() || self.joiners.borrow().attached().next().is_some();
-        self.view.get() == entry.view
+            !self.others().is_empty() || self.state().joiners.attached().next().is_some();
+        self.view() == entry.view
             && has_peers
             && !self.is_resync_target()
             && !is_metadata(entry.range)
@@ -77,7 +77,7 @@ impl Replica {
     /// members.
     pub(super) fn reject_for_space(&self, entry: &PreparedEntry) -> bool {
         let is_waiting = self.may_reject(entry)
-            && self.prepared.borrow_mut().mark_no_space((entry.view, entry.seq));
+            && self.state_mut().prepared.mark_no_space((entry.view, entry.seq));
         if is_waiting {
             self.note_no_space();
         }
@@ -86,8 +86,9 @@ impl Replica {
 
     /// Notes that this leg had no space for a write.
     pub(super) fn note_no_space(&self) {
-        let now = self.awake_clock.get();
-        if self.no_space_at.replace(Some(now)).is_none_or(|last| now >= last + FULL_STATUS_WINDOW) {
+        let now = self.awake_now();
+        let before = self.state_mut().no_space_at.replace(now);
+        if before.is_none_or(|last| now >= last + FULL_STATUS_WINDOW) {
             tracing::warn!("this copy has no space for a write");
         }
         self.signal.raise();
@@ -95,15 +96,15 @@ impl Replica {
 
     /// Clears the full state once there is room again.
     pub(super) fn check_free_space(self: &Rc<Self>) {
-        let now = self.awake_clock.get();
-        if !self.is_full() || now < self.free_space_checked_at.get() + FREE_SPACE_CHECK_INTERVAL {
+        let now = self.awake_now();
+        if !self.is_full() || now < self.state().free_space_checked_at + FREE_SPACE_CHECK_INTERVAL {
             return;
         }
-        self.free_space_checked_at.set(now);
+        self.state_mut().free_space_checked_at = now;
         let this = Rc::clone(self);
         self.spawn(async move {
             if this.free_bytes().await >= this.settings.min_free_bytes {
-                this.no_space_at.set(None);
+                this.state_mut().no_space_at = None;
                 this.signal.raise();
             }
         });
@@ -111,15 +112,13 @@ impl Replica {
 
     /// Whether this leg has recently had no space for a write.
     pub(super) fn is_full(&self) -> bool {
-        self.no_space_at
-            .get()
-            .is_some_and(|last| self.awake_clock.get() < last + FULL_STATUS_WINDOW)
+        self.state().no_space_at.is_some_and(|last| self.awake_now() < last + FULL_STATUS_WINDOW)
     }
 
     /// Fails the leg if writes without space still wait for replacements, which will not come.
     /// Returns whether this member takes part in the view.
     pub(super) fn fail_no_space_writes(self: &Rc<Self>) -> bool {
-        let any = self.prepared.borrow_mut().fail_no_space();
+        let any = self.state_mut().prepared.fail_no_space();
         !any || self.on_leg_error(Error::NoSpace)
     }
 
@@ -137,23 +136,23 @@ impl Replica {
         };
         let skip_replacement = self.settings.has_mistake(Mistake::SkipsNoSpaceReplacement);
         // No joiner is admitted before the replacements are done.
-        let joiners = self.joiners.borrow_mut().await_replacements();
+        let joiners = self.state_mut().joiners.await_replacements();
         let outcome = match skip_replacement {
             true => WriteOutcome::Committed,
             false => self.replace_on_all(&entry, &zeroes).await,
         };
-        self.joiners.borrow_mut().replacements_done(&joiners);
+        self.state_mut().joiners.replacements_done(&joiners);
         self.signal.raise();
         if outcome != WriteOutcome::Committed {
             return outcome;
         }
-        self.prepared.borrow_mut().commit((entry.view, entry.seq));
+        self.state_mut().prepared.commit((entry.view, entry.seq));
         fault_point::reach(FaultPoint::PrimaryCommitted);
-        if let Some(local_write) = self.local_writes.by_id(entry.write_id) {
-            local_write.complete(LocalWriteOutcome::Failed(Error::NoSpace));
-        }
+        let refused = LocalWriteOutcome::Failed(Error::NoSpace);
+        self.local_writes.complete_by_id(entry.write_id, refused);
         // All members hold the same contents there: the commit may be announced.
-        self.sequencer.borrow_mut().queue_commit(entry.seq, self.write_targets());
+        let targets = self.write_targets();
+        self.state_mut().sequencer.queue_commit(entry.seq, targets);
         self.send_pending_commits(entry.view);
         WriteOutcome::Failed(Error::NoSpace)
     }
@@ -188,16 +187,16 @@ impl Replica {
         // A joiner whose admission is pending must not differ. If the put has been sent, it may be
         // a member that has applied the write.
         let proposed: Vec<_> =
-            self.joiners.borrow().iter().filter(|(_, j)| j.admission_proposed).collect();
+            self.state().joiners.iter().filter(|(_, j)| j.admission_proposed).collect();
         proposed.into_iter().for_each(|(node, _)| self.drop_joiner(node));
-        keep |= self.joiners.borrow().iter().any(|(_, joiner)| joiner.admission_proposed);
+        keep |= self.state().joiners.iter().any(|(_, joiner)| joiner.admission_proposed);
         Some(if keep { NoSpaceDecision::Keep } else { NoSpaceDecision::Reject(zeroes) })
     }
 
     /// The other nodes that apply what this primary orders.
     fn write_targets(&self) -> Nodes {
         let mut nodes = self.others();
-        nodes.extend(self.joiners.borrow().attached());
+        nodes.extend(self.state().joiners.attached());
         nodes
     }
 
@@ -207,7 +206,7 @@ impl Replica {
         for link in self.open_links(rejected_by.iter().copied()) {
             link.send(Message::NoSpace { view, seq });
         }
-        if self.others().is_empty() && self.membership.borrow().pending_admission().is_none() {
+        if self.others().is_empty() && self.state().membership.pending_admission().is_none() {
             // The copy of the last member is the volume.
             return self.fail_if_sole_member((view, seq), Error::NoSpace);
         }
@@ -223,7 +222,7 @@ impl Replica {
         if !self.on_leg_error(e) {
             return WriteOutcome::ViewEnded;
         }
-        self.prepared.borrow_mut().commit(op_number);
+        self.state_mut().prepared.commit(op_number);
         WriteOutcome::Failed(e)
     }
 
@@ -237,35 +236,37 @@ impl Replica {
         let PreparedEntry { view, seq, write_id, range, .. } = *entry;
         let op_number = (view, seq);
         // From here on this member cannot drain for another view until the replacement is applied.
-        if !self.prepared.borrow_mut().begin_replacement(entry) {
+        let begun = self.state_mut().prepared.begin_replacement(entry);
+        if !begun {
             return WriteOutcome::ViewEnded;
         }
         let (op, ctx) = match self.replacement(entry, zeroes).await {
             Ok(replacement) if !self.is_view_over(view) => replacement,
             Err(e) if !self.is_view_over(view) => return self.on_replacement_failed(op_number, e),
             _ => {
-                self.prepared.borrow_mut().mark_applied(op_number);
+                self.state_mut().prepared.mark_applied(op_number);
                 return self.abandon_write(entry);
             }
         };
         let all = self.write_targets().into_iter().chain([self.me]);
-        self.sequencer.borrow_mut().track_copy(seq, all, self.awake_clock.get());
+        let now = self.awake_now();
+        self.state_mut().sequencer.track_copy(seq, all, now);
         for link in self.open_links(self.write_targets()) {
             let op = op.clone();
             link.send(Message::Write { view, seq, write_id, is_copy: true, op });
             fault_point::reach_when_sent(FaultPoint::PrimaryOpSent);
         }
         let bytes = self.byte_range(range);
-        if let Err(e) = self.leg.apply_thin(&op, bytes, &ctx, self.awake_clock.get()).await {
+        if let Err(e) = self.leg.apply_thin(&op, bytes, &ctx, self.awake_now()).await {
             return self.on_replacement_failed(op_number, e);
         }
         drop((op, ctx));
-        self.prepared.borrow_mut().mark_applied(op_number);
+        self.state_mut().prepared.mark_applied(op_number);
         if self.is_view_over(view) {
             return self.abandon_write(entry);
         }
         self.on_applied(view, seq, self.me);
-        let all = Sequencer::outcome(&self.sequencer, seq);
+        let all = self.replication_outcome(seq);
         match self.signal.unless(|| self.is_view_over(view), all).await {
             Some(ReplicationOutcome::Committed) => WriteOutcome::Committed,
             Some(_) => WriteOutcome::ViewEnded,
@@ -296,7 +297,7 @@ impl Replica {
             return Ok((WriteOp { range, kind, fua: false, data: Bufs::new() }, ctx));
         }
         let ctx = self.reserve_answer_memory(view, range).await?;
-        let old = self.leg.read(range, &ctx, self.awake_clock.get()).await?;
+        let old = self.leg.read(range, &ctx, self.awake_now()).await?;
         let block = self.leg.dev.info().block_size as usize;
         let mut data = Bufs::new();
         for (n, at) in (range.at.0..).zip((0..old.len()).step_by(block)) {
@@ -309,23 +310,23 @@ impl Replica {
 
     /// The leg failed even a write that needs no space.
     fn on_replacement_failed(self: &Rc<Self>, op_number: OpNumber, e: Error) -> WriteOutcome {
-        self.prepared.borrow_mut().mark_failed(op_number, e);
-        if self.view.get() == op_number.0 {
-            self.sequencer.borrow_mut().forget(op_number.1);
+        self.state_mut().prepared.mark_failed(op_number, e);
+        if self.view() == op_number.0 {
+            self.state_mut().sequencer.forget(op_number.1);
         }
         self.fail_if_sole_member(op_number, e)
     }
 
     /// Whether work begun in `view` cannot complete in it any more, or no client waits for it.
     fn is_view_over(&self, view: View) -> bool {
-        self.view.get() != view || self.rejects_clients()
+        self.view() != view || self.rejects_clients()
     }
 
     /// Free bytes for this replica, less the writes in flight.
     async fn free_bytes(&self) -> u64 {
         let free = tokio::time::timeout(FREE_SPACE_TIMEOUT, self.free_space.free_bytes()).await;
         let block = u64::from(self.leg.dev.info().block_size);
-        let applying = self.prepared.borrow().applying_blocks().saturating_mul(block);
+        let applying = self.state().prepared.applying_blocks().saturating_mul(block);
         // Unknown free space is no reason to reject a write.
         free.ok().flatten().map_or(u64::MAX, |free| free.saturating_sub(applying))
     }
@@ -333,7 +334,7 @@ impl Replica {
     /// Asks `node` about a write; `None` if the view ends first.
     async fn query_no_space(&self, view: View, node: NodeId, seq: Seq) -> Option<NoSpaceReport> {
         let request = self.peer_requests.next_number();
-        let pending = self.peer_requests.register(request, node, self.awake_clock.get());
+        let pending = self.peer_requests.register(request, node, self.awake_now());
         if let Some(link) = self.link(node) {
             link.send(Message::NoSpaceQuery { view, request, seq });
         }
@@ -359,13 +360,13 @@ impl Replica {
 
     /// The blocks of a write without space here that read as zeroes.
     async fn zero_blocks_of(&self, op_number: OpNumber) -> Result<Vec<(u64, u64)>, Error> {
-        let status = self.prepared.borrow().status(op_number).ok_or(Error::Fenced)?;
+        let status = self.state().prepared.status(op_number).ok_or(Error::Fenced)?;
         let PreparedEntry { range, kind, view, .. } = status.entry;
         if !status.no_space || kind != WriteKind::Data {
             return Ok(Vec::new());
         }
         let ctx = self.reserve_answer_memory(view, range).await?;
-        let data = self.leg.read(range, &ctx, self.awake_clock.get()).await?;
+        let data = self.leg.read(range, &ctx, self.awake_now()).await?;
         let block = self.leg.dev.info().block_size as usize;
         let zeroes = split_by_zeroes(&data, block).into_iter().filter(|(_, is_zero)| *is_zero);
         let blocks = |bytes: Range<usize>| {
@@ -382,7 +383,8 @@ impl Replica {
         op: WriteOp,
         ctx: Ctx,
     ) {
-        if !self.prepared.borrow_mut().begin_replacement(&entry) {
+        let begun = self.state_mut().prepared.begin_replacement(&entry);
+        if !begun {
             tracing::error!(
                 node = from.node().0,
                 "a replacement arrived for a write that does not wait for one"
@@ -392,15 +394,15 @@ impl Replica {
         let this = Rc::clone(self);
         self.spawn_eager(async move {
             let (op_number, bytes) = ((entry.view, entry.seq), this.byte_range(entry.range));
-            let applied = this.leg.apply_thin(&op, bytes, &ctx, this.awake_clock.get()).await;
+            let applied = this.leg.apply_thin(&op, bytes, &ctx, this.awake_now()).await;
             drop((op, ctx));
             if let Err(e) = applied {
                 this.on_replacement_failed(op_number, e);
                 return;
             }
-            this.prepared.borrow_mut().mark_applied(op_number);
+            this.state_mut().prepared.mark_applied(op_number);
             fault_point::reach(FaultPoint::MemberLegApplied);
-            if this.view.get() == entry.view {
+            if this.view() == entry.view {
                 from.send(Message::Applied { view: entry.view, seq: entry.seq });
             } else {
                 this.signal.raise();
@@ -411,9 +413,9 @@ impl Replica {
     /// A member has no space for a write; or this member has none for a write that others keep.
     pub(super) fn on_no_space(self: &Rc<Self>, from: NodeId, view: View, seq: Seq) {
         if self.is_primary() {
-            self.sequencer.borrow_mut().reject(seq, from);
+            self.state_mut().sequencer.reject(seq, from);
         } else if self.primary() == Some(from)
-            && self.prepared.borrow().status((view, seq)).is_some_and(|status| status.no_space)
+            && self.state().prepared.status((view, seq)).is_some_and(|status| status.no_space)
         {
             self.fail_no_space_writes();
         }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use peer::{Message, NodeId};
 
 use super::replica::Replica;
+use super::state::ReplicaState;
 
 /// How often a replica checks for hung operations; also the longest interval between its messages
 /// on each session.
@@ -80,21 +81,22 @@ impl UnreachablePairs {
 impl Replica {
     /// Notes a message over the session with `node`, or a new session.
     pub(super) fn note_session_message(&self, node: NodeId) {
-        let heard = LastHeard { session_at: self.awake_clock.get(), lease_messages: 0 };
-        self.last_heard.borrow_mut().insert(node, heard);
+        let heard = LastHeard { session_at: self.awake_now(), lease_messages: 0 };
+        self.state_mut().last_heard.insert(node, heard);
     }
 
     /// Notes a lease message over another path.
     pub(super) fn note_lease_message(&self, node: NodeId) {
-        self.last_heard.borrow_mut().entry(node).or_default().lease_messages += 1;
+        self.state_mut().last_heard.entry(node).or_default().lease_messages += 1;
     }
 
     /// Closes silent sessions whose nodes are alive.
     pub(super) fn close_silent_sessions(&self) {
-        let heard = self.last_heard.borrow();
-        let silent =
-            |node| heard.get(&node).is_some_and(|h| h.is_session_silent(self.awake_clock.get()));
-        for link in self.links.borrow().values().filter(|l| !l.is_closed() && silent(l.node())) {
+        let state = self.state();
+        let silent = |node| {
+            state.last_heard.get(&node).is_some_and(|h| h.is_session_silent(state.awake_clock))
+        };
+        for link in state.links.values().filter(|l| !l.is_closed() && silent(l.node())) {
             tracing::warn!(node = link.node().0, "a session is silent although its node is alive");
             link.close();
         }
@@ -102,18 +104,18 @@ impl Replica {
 
     /// The joiners that are silent.
     pub(super) fn silent_joiners(&self) -> Vec<NodeId> {
-        let since = self.awake_clock.get().saturating_sub(JOINER_SILENCE_MAX);
-        let (joiners, heard) = (self.joiners.borrow(), self.last_heard.borrow());
-        let silent = |node: &NodeId| heard.get(node).is_some_and(|h| h.session_at < since);
-        joiners.attached().filter(silent).collect()
+        let since = self.awake_now().saturating_sub(JOINER_SILENCE_MAX);
+        let state = self.state();
+        let silent =
+            |node: &NodeId| state.last_heard.get(node).is_some_and(|h| h.session_at < since);
+        state.joiners.attached().filter(silent).collect()
     }
 
     /// Reports to the primary the members that this one has not reached since `before`.
     pub(super) fn report_unreachable(&self, before: Duration) {
         let Some((view, primary)) = self.serving_view().zip(self.primary_link()) else { return };
         let others = self.others();
-        for (&node, _) in self.unlinked_since.borrow().iter().filter(|(_, since)| **since < before)
-        {
+        for (&node, _) in self.state().unlinked_since.iter().filter(|(_, since)| **since < before) {
             if node != primary.node() && others.contains(&node) {
                 primary.send(Message::PeerUnreachable { view, node });
             }
@@ -124,18 +126,17 @@ impl Replica {
     pub(super) fn on_peer_unreachable(&self, from: NodeId, node: NodeId) {
         let others = self.others();
         if self.is_primary() && from != node && others.contains(&from) && others.contains(&node) {
-            self.unreachable_pairs.borrow_mut().record(from, node, self.awake_clock.get());
+            let now = self.awake_now();
+            self.state_mut().unreachable_pairs.record(from, node, now);
         }
     }
 
     /// The member to exclude because others do not reach it. Returned again as long as that lasts.
     pub(super) fn unreachable_member(self: &Rc<Self>) -> Option<NodeId> {
-        let now = self.awake_clock.get();
-        let heard = self.last_heard.borrow();
-        let is_reached = |node| heard.get(&node).is_some_and(|h| h.is_session_alive(now));
-        self.unreachable_pairs
-            .borrow_mut()
-            .member_to_exclude(now.saturating_sub(REPORT_LIFETIME), is_reached)
+        let ReplicaState { awake_clock: now, last_heard, unreachable_pairs, .. } =
+            &mut *self.state_mut();
+        let is_reached = |node| last_heard.get(&node).is_some_and(|h| h.is_session_alive(*now));
+        unreachable_pairs.member_to_exclude(now.saturating_sub(REPORT_LIFETIME), is_reached)
     }
 }
 

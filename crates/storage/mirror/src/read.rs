@@ -38,7 +38,7 @@ impl Replica {
                     LockWait::Fetched(data) => return Ok(data),
                 }
             }
-            let result = self.leg.read(range, ctx, self.awake_clock.get()).await;
+            let result = self.leg.read(range, ctx, self.awake_now()).await;
             // Do not hold the range while asking other members (attack 32).
             drop(lock);
             // The lease covers the data only if it is still valid now.
@@ -51,7 +51,7 @@ impl Replica {
                         self.request_repair(view, range);
                         return Ok(data);
                     }
-                    if self.view.get() == view {
+                    if self.view() == view {
                         return result;
                     }
                 }
@@ -79,7 +79,7 @@ impl Replica {
     ) -> Result<BlockStatus, Error> {
         loop {
             let view = self.wait_serving(ctx).await?;
-            let status = self.leg.map(range, ctx, self.awake_clock.get()).await;
+            let status = self.leg.map(range, ctx, self.awake_now()).await;
             // Starting another view may have restored freed blocks.
             if self.serving_view() != Some(view) {
                 continue;
@@ -124,7 +124,7 @@ impl Replica {
 
     /// The part of `run`, the unmapped start of `range`, that is committed at all members.
     fn committed_run(&self, range: Blocks, run: BlockStatus) -> BlockStatus {
-        let Some(next) = self.prepared.borrow().next_range(range.at) else { return run };
+        let Some(next) = self.state().prepared.next_range(range.at) else { return run };
         let blocks = |count: u64| u32::try_from(count).unwrap_or(u32::MAX).min(run.blocks);
         if next.at > range.at {
             return BlockStatus { blocks: blocks(next.at.0 - range.at.0), mapped: false };
@@ -166,7 +166,7 @@ impl Replica {
                         Some(data) if self.serving_view().is_some() => {
                             return LockWait::Fetched(data);
                         }
-                        _ if self.view.get() != view => return LockWait::ViewEnded,
+                        _ if self.view() != view => return LockWait::ViewEnded,
                         _ => {}
                     }
                 }
@@ -180,7 +180,7 @@ impl Replica {
             return;
         }
         let Some(link) = self.primary_link() else { return };
-        for (view, seq) in self.prepared.borrow().overlapping(range) {
+        for (view, seq) in self.state().prepared.overlapping(range) {
             link.send(Message::RequestCommit { view, seq });
         }
     }
@@ -213,10 +213,10 @@ impl Replica {
         let left = ctx.credit().left();
         let answer = {
             let request = self.peer_requests.next_number();
-            let pending = self.peer_requests.register(request, node, self.awake_clock.get());
+            let pending = self.peer_requests.register(request, node, self.awake_now());
             let _memory = link.post_receive(request, ctx.clone());
             link.send(Message::Fetch { view, request, range });
-            let given_up = || self.view.get() != view || link.is_closed();
+            let given_up = || self.view() != view || link.is_closed();
             self.signal.unless(given_up, pending.wait_answer()).await
         };
         match answer {
@@ -273,7 +273,7 @@ impl Replica {
         if !self.contains(range) || self.byte_len(range) > self.max_transfer() {
             return Err(Error::OutOfRange);
         }
-        if self.view.get() != view {
+        if self.view() != view {
             return Err(Error::Fenced);
         }
         // During reconciliation the range is locked by the very entry that is asked for, and no
@@ -281,13 +281,13 @@ impl Replica {
         // VIEW is late; so does a request of a member that is not the primary, which may overtake
         // START VIEW.
         let reconciling = self.primary() == Some(from)
-            && self.active_view.get() != Some(view)
-            && self.prepared.borrow().has_only_copies(view, range);
+            && self.active_view() != Some(view)
+            && self.state().prepared.has_only_copies(view, range);
         if reconciling {
             let ctx = self.reserve_answer_memory(view, range).await?;
-            let result = self.leg.read(range, &ctx, self.awake_clock.get()).await;
+            let result = self.leg.read(range, &ctx, self.awake_now()).await;
             if let Err(e) = result
-                && !self.prepared.borrow().overlapping(range).is_empty()
+                && !self.state().prepared.overlapping(range).is_empty()
             {
                 // This disk wrote the range moments ago (attack 86).
                 self.on_leg_error(e);
@@ -297,7 +297,7 @@ impl Replica {
         let lock = self.range_locks.enter(range, false);
         self.while_in_view(view, lock.acquired()).await.ok_or(Error::Fenced)?;
         let ctx = self.reserve_answer_memory(view, range).await?;
-        let result = self.leg.read(range, &ctx, self.awake_clock.get()).await;
+        let result = self.leg.read(range, &ctx, self.awake_now()).await;
         // The lease may have expired meanwhile and come back without a new view.
         if self.serving_view().is_some() { result } else { Err(Error::Fenced) }
     }

@@ -25,9 +25,9 @@ impl Replica {
         let ReceivedMessage { message, ctx } = received;
         self.note_session_message(link.node());
         if let Some(view) = payload_view(&message)
-            && view > self.view.get()
+            && view > self.view()
         {
-            let begun = || (self.view.get() >= view || link.is_closed()).then_some(());
+            let begun = || (self.view() >= view || link.is_closed()).then_some(());
             self.signal.until(begun).await;
         }
         if !link.is_closed() {
@@ -51,7 +51,7 @@ impl Replica {
             }
             Message::Rejoin { .. } => {
                 self.end_join_attempt(AttemptEnd::Superseded);
-                self.join_backoff.update(JoinBackoff::after_invitation);
+                self.update_join_backoff(JoinBackoff::after_invitation);
                 self.request_join();
             }
             Message::Join {
@@ -83,7 +83,7 @@ impl Replica {
     /// Handles messages that are valid in one view only.
     fn dispatch_in_view(self: &Rc<Self>, link: Link, message: Message, ctx: Option<Ctx>) {
         let from = link.node();
-        let Some(view) = view_of(&message).filter(|view| *view == self.view.get()) else { return };
+        let Some(view) = view_of(&message).filter(|view| *view == self.view()) else { return };
         match message {
             Message::WriteRequest { .. } | Message::CompareAndWrite { .. } => {
                 self.on_ordering_request(&link, message, ctx);
@@ -91,7 +91,7 @@ impl Replica {
             Message::Write { seq, write_id, is_copy, op, .. } => {
                 let (Some(ctx), true) = (ctx, self.is_valid_op(&op)) else { return };
                 let (range, kind, fua) = (op.range, op.kind, op.fua);
-                let is_member = self.membership.borrow().role() == Role::Member;
+                let is_member = self.state().membership.role() == Role::Member;
                 if is_member && self.primary() == Some(from) || self.is_join_view(from, view) {
                     let entry = PreparedEntry { view, seq, write_id, range, kind, fua };
                     self.on_write(link, entry, is_copy, op, ctx);
@@ -100,10 +100,10 @@ impl Replica {
             Message::OpAssigned { number, seq, .. } => self.on_op_assigned(from, view, number, seq),
             Message::PeersApplied { number, .. } => self.on_peers_applied(number),
             Message::RetryRequest { number, .. } => {
-                self.complete_local_write(number, LocalWriteOutcome::RetryWithNewStamp);
+                self.local_writes.complete(number, LocalWriteOutcome::RetryWithNewStamp);
             }
             Message::CompareAndWriteResult { number, outcome, .. } => {
-                self.complete_local_write(number, LocalWriteOutcome::CompareAndWrite(outcome));
+                self.local_writes.complete(number, LocalWriteOutcome::CompareAndWrite(outcome));
             }
             Message::Applied { seq, .. } => self.on_applied(view, seq, from),
             Message::NoSpace { seq, .. } => self.on_no_space(from, view, seq),
@@ -158,15 +158,15 @@ impl Replica {
 
     /// Passes a message to the membership state machine.
     fn on_membership_message(self: &Rc<Self>, from: NodeId, message: Message) {
-        if self.lease_dedup.borrow().is_duplicate(from, &message) {
+        if self.state().lease_dedup.is_duplicate(from, &message) {
             return;
         }
-        self.lease_dedup.borrow_mut().note_received(from, &message);
+        self.state_mut().lease_dedup.note_received(from, &message);
         let message = match message {
             Message::ReplicaReport(report) => MembershipMessage::ReplicaReport(report),
             Message::LeaseRequest { epoch, incarnation, stamp } => {
                 let now = self.core.now();
-                self.lease_requests.borrow_mut().entry(from).or_default().record(
+                self.state_mut().lease_requests.entry(from).or_default().record(
                     incarnation,
                     stamp,
                     now,
@@ -204,12 +204,12 @@ impl Replica {
             _ => return,
         };
         let (Some(ctx), true) = (ctx, self.is_primary()) else { return };
-        if self.active_view.get() != Some(view) || !self.others().contains(&from) {
+        if self.active_view() != Some(view) || !self.others().contains(&from) {
             return;
         }
         let (now, lease) = (self.core.now(), self.settings.leases.lease());
         let is_fresh =
-            self.lease_requests.borrow().get(&from).is_some_and(|s| s.is_fresh(stamp, now, lease));
+            self.state().lease_requests.get(&from).is_some_and(|s| s.is_fresh(stamp, now, lease));
         if !is_fresh {
             link.send(Message::RetryRequest { view, number });
             return;
@@ -243,12 +243,6 @@ impl Replica {
     fn is_valid_op(&self, op: &WriteOp) -> bool {
         let bytes = if op.kind == WriteKind::Data { self.byte_len(op.range) } else { 0 };
         self.contains(op.range) && op.data.len() == bytes
-    }
-
-    fn complete_local_write(&self, number: u64, outcome: LocalWriteOutcome) {
-        if let Some(local_write) = self.local_writes.by_number(number) {
-            local_write.complete(outcome);
-        }
     }
 }
 

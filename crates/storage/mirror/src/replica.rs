@@ -1,7 +1,7 @@
 //! One replica of a mirrored volume: what all parts of the mirror on this node share.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::{Ref, RefCell, RefMut};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,26 +13,20 @@ use block::{
     Account, Blocks, Ctx, Epoch, Error, METADATA_LBA, MemoryClass, MetadataObserver, RangeLocks,
 };
 use intent_log::{FlushStamp, Region, RegionGuard};
-use peer::{ClockStamp, DataGeneration, Incarnation, Link, Message, NodeId, Role, View};
+use peer::{ClockStamp, Incarnation, Link, Message, NodeId, Role, View};
 use rt::Core;
 use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use super::bitmap_clearing::PendingClear;
-use super::join::{InheritedGenerations, JoinAttempt, JoinBackoff};
-use super::joiners::Joiners;
+use super::join::{JoinAttempt, JoinBackoff};
 use super::leg::Leg;
 use super::local_writes::LocalWrites;
-use super::membership::MirrorMembership;
 use super::membership_driver::DynConfigStore;
 use super::no_space::FreeSpace;
 use super::peer_requests::PeerRequests;
-use super::prepared_list::PreparedList;
-use super::reachability::{LastHeard, UnreachablePairs};
-use super::sequencer::Sequencer;
 use super::signal::Signal;
-use super::view_change::{CollectedEntries, StartView};
+use super::state::ReplicaState;
 use super::{MirrorSettings, Mistake};
 
 /// One replica on its core. The parts of the mirror are methods of this, one file each.
@@ -47,96 +41,30 @@ pub(super) struct Replica {
     /// Locks on ranges of the leg (the second table of RFD 0010, 4.1). At the primary their order
     /// is the order of all writes.
     pub(super) range_locks: Rc<RangeLocks>,
-    pub(super) membership: RefCell<MirrorMembership>,
-    pub(super) links: RefCell<BTreeMap<NodeId, Link>>,
-    /// The view whose messages are accepted; set as soon as the membership enters it.
-    pub(super) view: Cell<View>,
-    pub(super) prepared: RefCell<PreparedList>,
     pub(super) local_writes: Rc<LocalWrites>,
-    pub(super) sequencer: RefCell<Sequencer>,
-    pub(super) collected_entries: RefCell<CollectedEntries>,
-    pub(super) joiners: RefCell<Joiners>,
     pub(super) peer_requests: PeerRequests,
-    /// By member: when its latest lease requests arrived, and their clock stamps.
-    pub(super) lease_requests: RefCell<BTreeMap<NodeId, RecentLeaseRequests>>,
-    /// The view that became active last, if it has not ended since.
-    pub(super) active_view: Cell<Option<View>>,
-    /// The progress of the present view change, until the view is active.
-    pub(super) start_view: RefCell<Option<StartView>>,
-    /// The join attempt in progress.
-    pub(super) join_attempt: Cell<Option<JoinAttempt>>,
-    /// The last accepted join attempt, and the generations that the primary had recorded with other
-    /// images.
-    pub(super) inherited_generations: RefCell<Option<InheritedGenerations>>,
     /// Permits to resync, shared by the primaries of a node.
     pub(super) resync_permits: Arc<Semaphore>,
     pub(super) config_store: Box<dyn DynConfigStore>,
     /// Tells how much space is free for this replica.
     pub(super) free_space: Rc<dyn FreeSpace>,
-    /// When the leg last had no space for a write, by the awake clock.
-    pub(super) no_space_at: Cell<Option<Duration>>,
-    /// When free space was last checked, by the awake clock.
-    pub(super) free_space_checked_at: Cell<Duration>,
     /// Raised when the membership state machine has a new timer.
     pub(super) timer_signal: Signal,
     /// Raised when a lease grant may have arrived.
     pub(super) lease_signal: Signal,
-    /// The latest lease messages: they come over several paths, and are handled once.
-    pub(super) lease_dedup: RefCell<LeaseDedup>,
-    /// Whether it served at the last check.
-    pub(super) was_serving: Cell<bool>,
     /// Raised when this replica should check whether it may join.
     pub(super) join_signal: Signal,
-    pub(super) join_wanted: Cell<bool>,
-    /// When it may ask to join again.
-    pub(super) join_backoff: Cell<JoinBackoff>,
-    /// How long this process has been awake since it started, in large steps. Timeouts for hung
-    /// operations use it.
-    pub(super) awake_clock: Cell<Duration>,
-    /// When the present view began here, by the awake clock.
-    pub(super) view_began_at: Cell<Duration>,
-    /// By node: since when, by the awake clock, there has been no session with it.
-    pub(super) unlinked_since: RefCell<BTreeMap<NodeId, Duration>>,
-    /// What was last heard of each other replica.
-    pub(super) last_heard: RefCell<BTreeMap<NodeId, LastHeard>>,
-    /// At the primary: pairs of members that do not reach each other.
-    pub(super) unreachable_pairs: RefCell<UnreachablePairs>,
-    /// At the primary: what other members have marked dirty, as byte ranges.
-    pub(super) reported_dirty: RefCell<Vec<(u64, u64)>>,
-    /// The last data generation that this primary has had recorded.
-    pub(super) last_generation: Cell<DataGeneration>,
-    /// The regions to be cleared here with the next generation.
-    pub(super) pending_clear: RefCell<Option<PendingClear>>,
-    /// Replicas whose join is refused, because their copies are newer than this one.
-    pub(super) newer_joiners: RefCell<BTreeSet<NodeId>>,
-    /// Counts the puts of configurations that were sent.
-    pub(super) put_count: Cell<u64>,
-    /// The latest join attempt of each out-of-sync replica.
-    pub(super) join_requests: RefCell<BTreeMap<NodeId, Incarnation>>,
-    /// The lease connections.
-    pub(super) lease_paths: RefCell<Option<LeasePaths>>,
-    /// Whether client commands wait while this replica does not serve.
-    pub(super) holds_commands: Cell<bool>,
-    /// Whether it asks to be resynced while it is out of sync.
-    pub(super) join_allowed: Cell<bool>,
-    /// When it last read the store because it did not serve, by the awake clock.
-    pub(super) config_polled_at: Cell<Duration>,
-    /// Counts the requests to leave that were declined.
-    pub(super) declined_leaves: Cell<u64>,
-    /// When the oldest unanswered request to the store was sent.
-    pub(super) store_silent_since: Cell<Option<Duration>>,
-    pub(super) is_closed: Cell<bool>,
-    /// The last error of the leg since a view was active here.
-    pub(super) leg_error: Cell<Option<Error>>,
     /// Raised when the view, the role, the lease or a link changes.
     pub(super) signal: Signal,
+    /// Read with [`Self::state`], changed with [`Self::state_mut`].
+    pub(super) state: RefCell<ReplicaState>,
 }
 
 /// Some nodes of a volume; three at most have a replica.
 pub(super) type Nodes = SmallVec<[NodeId; 4]>;
 
 /// The lease connections to a node, besides its session.
-pub(super) type LeasePaths = Box<dyn Fn(NodeId) -> Vec<Link>>;
+pub(super) type LeasePaths = Rc<dyn Fn(NodeId) -> Vec<Link>>;
 
 /// When the latest lease requests of one member arrived.
 #[derive(Debug, Default)]
@@ -215,6 +143,58 @@ pub(super) fn is_metadata(range: Blocks) -> bool {
 }
 
 impl Replica {
+    /// Reads the state. The guard must not be kept while anything else of the replica is called
+    /// that may change it.
+    pub(super) fn state(&self) -> Ref<'_, ReplicaState> {
+        self.state.borrow()
+    }
+
+    /// Changes the state. The guard must not be kept while anything else of the replica is called.
+    pub(super) fn state_mut(&self) -> RefMut<'_, ReplicaState> {
+        self.state.borrow_mut()
+    }
+
+    /// The view whose messages are accepted.
+    pub(super) fn view(&self) -> View {
+        self.state().view
+    }
+
+    /// The view that became active last, if it has not ended since.
+    pub(super) fn active_view(&self) -> Option<View> {
+        self.state().active_view
+    }
+
+    /// How long this process has been awake since it started.
+    pub(super) fn awake_now(&self) -> Duration {
+        self.state().awake_clock
+    }
+
+    /// The join attempt in progress.
+    pub(super) fn join_attempt(&self) -> Option<JoinAttempt> {
+        self.state().join_attempt
+    }
+
+    /// When it may ask to join again.
+    pub(super) fn join_backoff(&self) -> JoinBackoff {
+        self.state().join_backoff
+    }
+
+    /// Replaces the state of its join attempts.
+    pub(super) fn update_join_backoff(&self, update: impl FnOnce(JoinBackoff) -> JoinBackoff) {
+        let state = &mut *self.state_mut();
+        state.join_backoff = update(state.join_backoff);
+    }
+
+    /// Whether it has been closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state().is_closed
+    }
+
+    /// Whether client commands wait while this replica does not serve.
+    pub(super) fn holds_commands(&self) -> bool {
+        self.state().holds_commands
+    }
+
     /// The bytes of the volume for which the range is marked dirty. Metadata blocks are marked with
     /// the first block of the volume.
     pub(super) fn byte_range(&self, range: Blocks) -> Range<u64> {
@@ -245,7 +225,7 @@ impl Replica {
 
     /// The link to `node`, while there is a session.
     pub(super) fn link(&self, node: NodeId) -> Option<Link> {
-        self.links.borrow().get(&node).filter(|link| !link.is_closed()).cloned()
+        self.state().links.get(&node).filter(|link| !link.is_closed()).cloned()
     }
 
     /// The link to the primary, while there is a session.
@@ -263,28 +243,30 @@ impl Replica {
 
     /// The other members.
     pub(super) fn others(&self) -> Nodes {
-        let member = self.membership.borrow();
+        let state = self.state();
+        let member = &state.membership;
         member.config().into_iter().flat_map(|r| r.others(self.me)).map(|m| m.node).collect()
     }
 
     /// The node of the primary.
     pub(super) fn primary(&self) -> Option<NodeId> {
-        self.membership.borrow().primary()
+        self.state().membership.primary()
     }
 
     /// Whether this is the primary of the present view.
     pub(super) fn is_primary(&self) -> bool {
-        self.membership.borrow().is_primary()
+        self.state().membership.is_primary()
     }
 
     /// Whether this replica is known not to be a member.
     pub(super) fn is_out_of_sync(&self) -> bool {
-        matches!(self.membership.borrow().role(), Role::OutOfSync | Role::Restarted)
+        matches!(self.state().membership.role(), Role::OutOfSync | Role::Restarted)
     }
 
     /// The replicas that are not members.
     pub(super) fn out_of_sync_replicas(&self) -> Vec<NodeId> {
-        let member = self.membership.borrow();
+        let state = self.state();
+        let member = &state.membership;
         let Some(config) = member.config() else { return Vec::new() };
         let nodes = config.replicas.iter().map(|r| r.node);
         nodes.filter(|node| config.member(*node).is_none()).collect()
@@ -292,12 +274,12 @@ impl Replica {
 
     /// The image on `node`.
     pub(super) fn image_of(&self, node: NodeId) -> Option<Uuid> {
-        self.membership.borrow().config().and_then(|r| r.image(node))
+        self.state().membership.config().and_then(|r| r.image(node))
     }
 
     /// Whether writes in the present view wait for `node`.
     pub(super) fn is_required(&self, node: NodeId) -> bool {
-        self.others().contains(&node) || self.joiners.borrow().current(node).is_some()
+        self.others().contains(&node) || self.state().joiners.current(node).is_some()
     }
 
     /// Largest operation with data, in bytes.
@@ -326,7 +308,7 @@ impl Replica {
 
     /// The clock stamp of the latest lease request that `node` has granted.
     pub(super) fn granted_stamp(&self, node: NodeId) -> ClockStamp {
-        self.membership.borrow().last_granted_stamp(node).unwrap_or_default()
+        self.state().membership.last_granted_stamp(node).unwrap_or_default()
     }
 
     /// Waits until the primary has granted another lease request, or `view` is over.
@@ -334,23 +316,23 @@ impl Replica {
         let granted_stamp = || self.primary().map(|p| self.granted_stamp(p));
         let before = granted_stamp();
         let renewed = self.lease_signal.until(|| (granted_stamp() != before).then_some(()));
-        self.signal.unless(|| self.view.get() != view, renewed).await;
+        self.signal.unless(|| self.view() != view, renewed).await;
     }
 
     /// The present view, if this member serves in it now.
     pub(super) fn serving_view(&self) -> Option<View> {
         let view = self.compute_serving_view();
-        self.was_serving.set(view.is_some());
+        self.state_mut().was_serving = view.is_some();
         view
     }
 
     fn compute_serving_view(&self) -> Option<View> {
-        let member = self.membership.borrow();
-        let view =
-            member.view().filter(|view| *view == self.view.get() && !self.is_closed.get())?;
+        let state = self.state();
+        let member = &state.membership;
+        let view = member.view().filter(|view| *view == self.view() && !self.is_closed())?;
         let has_lease =
             member.may_serve(self.core.now()) || self.settings.has_mistake(Mistake::IgnoresLeases);
-        (self.active_view.get() == Some(view) && has_lease).then_some(view)
+        (self.active_view() == Some(view) && has_lease).then_some(view)
     }
 
     /// Waits until this member serves (RFD 0010, 4.9).
@@ -366,10 +348,10 @@ impl Replica {
             if ctx.is_aborted() {
                 return Some(Err(Error::Aborted));
             }
-            if self.is_closed.get() || self.leg.is_lost() || self.is_out_of_sync() {
+            if self.is_closed() || self.leg.is_lost() || self.is_out_of_sync() {
                 return Some(Err(Error::Fenced));
             }
-            let rejected = || (!self.holds_commands.get()).then_some(Err(Error::Fenced));
+            let rejected = || (!self.holds_commands()).then_some(Err(Error::Fenced));
             self.serving_view().map(Ok).or_else(rejected)
         };
         let serving = tokio::time::timeout(self.settings.hold_timeout, self.signal.until(check));
@@ -378,7 +360,7 @@ impl Replica {
 
     /// Whether clients should use another path instead of waiting.
     pub(super) fn rejects_clients(&self) -> bool {
-        !self.holds_commands.get() && self.serving_view().is_none()
+        !self.holds_commands() && self.serving_view().is_none()
     }
 
     /// Ends the commands of waiting clients. Their writes may still be applied, so the sessions end
@@ -392,9 +374,9 @@ impl Replica {
 
     fn close_sessions(&self) {
         if !self.is_out_of_sync() {
-            self.links.borrow().values().for_each(Link::close);
+            self.state().links.values().for_each(Link::close);
             self.local_writes.fence();
-            self.sequencer.borrow_mut().abandon_writes();
+            self.state_mut().sequencer.abandon_writes();
             self.signal.raise();
         }
     }
@@ -403,14 +385,14 @@ impl Replica {
     /// lease came back at once, the view would go on and the range would stay locked; so the
     /// sessions end all the same.
     pub(super) fn abandon_view(&self, view: View) {
-        if self.view.get() == view {
+        if self.view() == view {
             self.close_sessions();
         }
     }
 
     /// Notes that a request was sent to the store.
     pub(super) fn note_store_request(&self) {
-        self.store_silent_since.set(self.store_silent_since.get().or(Some(self.core.now())));
+        self.state_mut().store_silent_since.get_or_insert(self.core.now());
     }
 
     /// Waits for `wait`; `None` if `view` ends first.
@@ -419,7 +401,7 @@ impl Replica {
         view: View,
         wait: impl Future<Output = T>,
     ) -> Option<T> {
-        self.signal.unless(|| self.view.get() != view, wait).await
+        self.signal.unless(|| self.view() != view, wait).await
     }
 
     /// A context with memory for `bytes` beyond what the leg needs for an operation.
@@ -430,12 +412,12 @@ impl Replica {
     ) -> Result<Ctx, Error> {
         let bytes = bytes.saturating_add(self.leg.dev.info().overhead_bytes as usize).max(1);
         let credit = self.account.credit(bytes, class).await.map_err(|_| Error::OutOfRange)?;
-        Ok(Ctx::new(credit, self.view.get().epoch))
+        Ok(Ctx::new(credit, self.view().epoch))
     }
 
     /// Waits for `time`, or until the replica is closed.
     pub(super) async fn sleep(&self, time: Duration) {
-        self.signal.unless(|| self.is_closed.get(), tokio::time::sleep(time)).await;
+        self.signal.unless(|| self.is_closed(), tokio::time::sleep(time)).await;
     }
 
     /// Polls `task` once; spawns the rest if it is not complete.
@@ -457,14 +439,14 @@ impl fmt::Debug for Replica {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Replica")
             .field("me", &self.me)
-            .field("view", &self.view.get())
-            .field("opened", &self.active_view.get())
-            .field("entries", &self.prepared.borrow().sorted_entries())
+            .field("view", &self.view())
+            .field("opened", &self.active_view())
+            .field("entries", &self.state().prepared.sorted_entries())
             .field("own", &self.local_writes)
-            .field("order", &self.sequencer.borrow())
+            .field("order", &self.state().sequencer)
             .field("requests", &self.peer_requests)
-            .field("joiners", &self.joiners.borrow())
-            .field("joining", &self.join_attempt.get())
+            .field("joiners", &self.state().joiners)
+            .field("joining", &self.join_attempt())
             .field("ranges", &self.range_locks.len())
             .finish_non_exhaustive()
     }

@@ -16,7 +16,7 @@ use super::joiners::{Joiner, UnreadableData};
 use super::membership::Event;
 use super::no_space::is_zero;
 use super::replica::{Replica, is_metadata};
-use super::sequencer::{ReplicationOutcome, Sequencer};
+use super::sequencer::ReplicationOutcome;
 
 /// Most bytes copied in one chunk.
 const CHUNK_BYTES: u64 = 256 * 1024;
@@ -80,45 +80,45 @@ impl Replica {
         state: (PeerGenerations, ExportedBitmap),
     ) {
         let is_listed = {
-            let membership = self.membership.borrow();
-            let config = membership.config();
+            let state = self.state();
+            let config = state.membership.config();
             config.is_some_and(|r| r.epoch == epoch && r.image(node).is_some())
         };
         let Some(view) = self.serving_view().filter(|_| is_listed && self.is_primary()) else {
             return;
         };
-        if self.joiners.borrow().current(node).is_some_and(|j| j.admission_proposed) {
+        if self.state().joiners.current(node).is_some_and(|j| j.admission_proposed) {
             return;
         }
         self.drop_joiner(node);
-        self.join_requests.borrow_mut().insert(node, incarnation);
+        self.state_mut().join_requests.insert(node, incarnation);
         let attempt = ResyncAttempt { view, node, incarnation };
         let this = Rc::clone(self);
         self.spawn(async move {
             if let Err(reason) = this.resync(attempt, state).await {
                 tracing::info!(node = node.0, why = reason, "a resync has ended");
                 this.drop_joiner_attempt(node, incarnation);
-                this.joiners.borrow_mut().set_failure(node, reason);
+                this.state_mut().joiners.set_failure(node, reason);
             }
         });
     }
 
     /// Ends the attempt of `node`: no write waits for it any more.
     pub(super) fn drop_joiner(self: &Rc<Self>, node: NodeId) {
-        let admitting =
-            self.membership.borrow().pending_admission().is_some_and(|m| m.node == node);
-        let proposed = self.joiners.borrow().current(node).is_some_and(|j| j.admission_proposed);
+        let admitting = self.state().membership.pending_admission().is_some_and(|m| m.node == node);
+        let proposed = self.state().joiners.current(node).is_some_and(|j| j.admission_proposed);
         if proposed && !admitting {
             // The put has not been sent yet, and is not to be.
-            self.joiners.borrow_mut().clear_admission_proposed(node);
+            self.state_mut().joiners.clear_admission_proposed(node);
             self.handle_event(Event::CancelAdmission(node));
         }
-        let Some(joiner) = self.joiners.borrow_mut().detach(node) else { return };
+        let detached = self.state_mut().joiners.detach(node);
+        let Some(joiner) = detached else { return };
         if let Some(link) = self.link(node) {
             link.send(Message::JoinAborted { incarnation: joiner.incarnation });
         }
-        let view = self.view.get();
-        let unacknowledged = self.sequencer.borrow().unacknowledged_by(node);
+        let view = self.view();
+        let unacknowledged = self.state().sequencer.unacknowledged_by(node);
         unacknowledged.into_iter().for_each(|seq| self.on_applied(view, seq, node));
         self.signal.raise();
     }
@@ -126,10 +126,10 @@ impl Replica {
     /// The out-of-sync replicas whose last resync failed, and why.
     pub(super) fn failed_resyncs(&self) -> Vec<(NodeId, &'static str)> {
         let out_of_sync = self.out_of_sync_replicas();
-        let joiners = self.joiners.borrow();
+        let state = self.state();
         out_of_sync
             .into_iter()
-            .filter_map(|node| Some((node, joiners.last_failure(node)?)))
+            .filter_map(|node| Some((node, state.joiners.last_failure(node)?)))
             .collect()
     }
 
@@ -149,13 +149,13 @@ impl Replica {
         if self.serving_view() != Some(view) || link.is_closed() {
             return Err("the view is over");
         }
-        if self.join_requests.borrow().get(&node) != Some(&incarnation) {
+        if self.state().join_requests.get(&node) != Some(&incarnation) {
             return Err("it has sent a new join request");
         }
-        self.joiners.borrow_mut().attach(node, incarnation);
+        self.state_mut().joiners.attach(node, incarnation);
         // From here on every write goes there too; earlier writes have marked their regions dirty.
         let regions = self.leg.log.dirty_regions(image);
-        if let Some(joiner) = self.joiners.borrow_mut().get(node, incarnation) {
+        if let Some(joiner) = self.state_mut().joiners.get(node, incarnation) {
             joiner.total_bytes = regions.len() as u64 * self.leg.log.geometry().region_bytes();
         }
         tracing::info!(node = node.0, regions = regions.len(), %view, "a resync begins");
@@ -182,7 +182,7 @@ impl Replica {
         attempt: ResyncAttempt,
         access: impl FnOnce(&mut Joiner) -> T,
     ) -> Result<T, &'static str> {
-        let mut joiners = self.joiners.borrow_mut();
+        let joiners = &mut self.state_mut().joiners;
         joiners.get(attempt.node, attempt.incarnation).map(access).ok_or("it was cancelled")
     }
 
@@ -199,7 +199,7 @@ impl Replica {
 
     fn propose_admission(self: &Rc<Self>, attempt: ResyncAttempt) -> Result<(), &'static str> {
         let ResyncAttempt { view, node, incarnation } = attempt;
-        if self.view.get() != view {
+        if self.view() != view {
             return Err("the view is over");
         }
         self.with_joiner(attempt, |joiner| joiner.admission_proposed = true)?;
@@ -304,7 +304,7 @@ impl Replica {
             ranges.iter().map(|range| self.byte_range(*range)),
             blocks_admission,
         );
-        self.joiners.borrow_mut().set_unreadable(attempt.node, data);
+        self.state_mut().joiners.set_unreadable(attempt.node, data);
         Ok(())
     }
 
@@ -389,12 +389,11 @@ impl Replica {
         let Some(op) = self.read_for_copy(view, range, &ctx).await? else { return Ok(false) };
         self.with_joiner(attempt, |_| ())?;
         let link = self.link(node).ok_or("there is no session")?;
-        let seq = self.sequencer.borrow_mut().next_seq();
-        self.sequencer.borrow_mut().track_copy(seq, [node], self.awake_clock.get());
+        let seq = self.order_copy([node]);
         let write_id = WriteId { origin: NodeId(0), number: 0 };
         link.send(Message::Write { view, seq, write_id, is_copy: true, op });
         fault_point::reach_when_sent(FaultPoint::ResyncCopySent);
-        let outcome = Sequencer::outcome(&self.sequencer, seq).await;
+        let outcome = self.replication_outcome(seq).await;
         drop(lock);
         if outcome != ReplicationOutcome::Committed {
             return Err("the view is over");
@@ -416,11 +415,11 @@ impl Replica {
         ctx: &Ctx,
     ) -> Result<Option<WriteOp>, &'static str> {
         let op = |data| copy_op(range, data);
-        match self.leg.read(range, ctx, self.awake_clock.get()).await {
+        match self.leg.read(range, ctx, self.awake_now()).await {
             Ok(data) => Ok(Some(op(data))),
             Err(Error::Unreadable { .. } | Error::Corrupt { .. }) => {
                 let data = self.fetch_from_any(view, range, ctx).await;
-                if data.is_none() && self.view.get() != view {
+                if data.is_none() && self.view() != view {
                     return Err("the view is over");
                 }
                 Ok(data.map(op))
@@ -434,7 +433,7 @@ impl Replica {
 
     /// Leaves three quarters of the time to active clients, down to a minimum rate.
     async fn throttle(&self, took: Duration) {
-        if self.local_writes.len() == 0 && self.prepared.borrow().len() == 0 {
+        if self.local_writes.len() == 0 && self.state().prepared.len() == 0 {
             return;
         }
         let longest = Duration::from_secs_f64(

@@ -1,8 +1,7 @@
 //! Ordering at the primary: numbers writes, counts acknowledgements, batches commits.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use peer::{NodeId, Seq};
@@ -155,24 +154,21 @@ impl Sequencer {
         late.flat_map(|a| a.unacknowledged.iter().copied()).collect()
     }
 
-    /// Waits for the outcome of the write `seq`, and forgets it.
-    pub(super) async fn outcome(
-        sequencer: &std::cell::RefCell<Self>,
+    /// The outcome of the write `seq`, which it forgets; the task is woken once there is one.
+    pub(super) fn poll_outcome(
+        &mut self,
         seq: Seq,
-    ) -> ReplicationOutcome {
-        poll_fn(|cx| {
-            let mut sequencer = sequencer.borrow_mut();
-            let Some(write) = sequencer.writes.get_mut(&seq) else {
-                return Poll::Ready(ReplicationOutcome::ViewEnded);
-            };
-            let Some(outcome) = write.outcome.take() else {
-                write.waker = Some(cx.waker().clone());
-                return Poll::Pending;
-            };
-            sequencer.writes.remove(&seq);
-            Poll::Ready(outcome)
-        })
-        .await
+        cx: &mut Context<'_>,
+    ) -> Poll<ReplicationOutcome> {
+        let Some(write) = self.writes.get_mut(&seq) else {
+            return Poll::Ready(ReplicationOutcome::ViewEnded);
+        };
+        let Some(outcome) = write.outcome.take() else {
+            write.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        self.writes.remove(&seq);
+        Poll::Ready(outcome)
     }
 
     /// Queues a commit notice for `nodes`. Returns whether the queue was empty before.

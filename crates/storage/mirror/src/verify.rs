@@ -115,7 +115,7 @@ impl Replica {
     ) -> Result<Result<[u8; 32], Error>, Error> {
         let link = self.link(node).ok_or(Error::Fenced)?;
         let request = self.peer_requests.next_number();
-        let pending = self.peer_requests.register(request, node, self.awake_clock.get());
+        let pending = self.peer_requests.register(request, node, self.awake_now());
         link.send(Message::Digest { view, request, range });
         match self.while_in_view(view, pending.wait_answer()).await {
             Some(PeerAnswer::Digest(result)) => Ok(result),
@@ -125,7 +125,7 @@ impl Replica {
 
     async fn local_digest(&self, range: Blocks) -> Result<[u8; 32], Error> {
         let ctx = self.reserve_memory(self.byte_len(range), MemoryClass::PeerReply).await?;
-        let data = self.leg.read(range, &ctx, self.awake_clock.get()).await?;
+        let data = self.leg.read(range, &ctx, self.awake_now()).await?;
         let mut digest = Sha256::new();
         data.iter().for_each(|buf| digest.update(&**buf));
         Ok(digest.finalize().into())

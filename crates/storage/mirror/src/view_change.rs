@@ -14,9 +14,10 @@ use super::join::AttemptEnd;
 use super::local_writes::LocalWriteOutcome;
 use super::membership::Event;
 use super::prepared_list::EntrySource;
+use super::reachability::UnreachablePairs;
 use super::reconcile::{EntryCopy, plan_reconciliation};
 use super::replica::Replica;
-use super::sequencer::{ReplicationOutcome, Sequencer};
+use super::sequencer::ReplicationOutcome;
 
 /// The entries that members have reported to the primary in a view change.
 #[derive(Debug, Default)]
@@ -40,18 +41,24 @@ impl Replica {
     /// membership once the writes in flight have reached the disk and a new configuration is
     /// durable.
     pub(super) fn begin_view(self: &Rc<Self>, view: View, config: Option<MirrorConfig>) {
-        self.view.set(view);
-        self.view_began_at.set(self.awake_clock.get());
-        if self.join_attempt.take().is_some() {
+        let attempt = {
+            let mut state = self.state_mut();
+            state.view = view;
+            state.view_began_at = state.awake_clock;
+            state.join_attempt.take()
+        };
+        if attempt.is_some() {
             // Only a listed member begins a view.
-            self.join_backoff.update(|attempts| attempts.after_admission(self.core.now()));
+            self.update_join_backoff(|attempts| attempts.after_admission(self.core.now()));
         }
-        self.sequencer.borrow_mut().end_view();
-        self.joiners.borrow_mut().end_view();
+        let mut state = self.state_mut();
+        state.sequencer.end_view();
+        state.joiners.end_view();
         // These reports are of other members, or the sessions are back by now.
-        self.unreachable_pairs.take();
+        state.unreachable_pairs = UnreachablePairs::default();
+        state.pending_clear = None;
+        drop(state);
         self.leg.forget_flushes();
-        self.pending_clear.take();
         // Wake readers and writers that wait for locks: they give up.
         self.signal.raise();
         let this = Rc::clone(self);
@@ -72,7 +79,7 @@ impl Replica {
     /// Waits until every entry has reached the disk; false if a later view begins first.
     async fn drain(&self, view: View) -> bool {
         let check = || {
-            if self.view.get() != view {
+            if self.view() != view {
                 return Some(false);
             }
             if self.leg.is_lost() {
@@ -80,17 +87,17 @@ impl Replica {
                 return Some(false);
             }
             let reports_early = self.settings.has_mistake(Mistake::ReportsBeforeDrain);
-            (reports_early || self.prepared.borrow().is_drained()).then_some(true)
+            (reports_early || self.state().prepared.is_drained()).then_some(true)
         };
         self.signal.until(check).await
     }
 
     /// Reports the prepared entries to the primary.
     pub(super) fn send_do_view_change(&self, view: View) {
-        let failed = self.prepared.borrow_mut().take_failed();
+        let failed = self.state_mut().prepared.take_failed();
         self.fail_local_writes(&failed);
         if let Some(link) = self.primary_link() {
-            let entries = self.prepared.borrow().sorted_entries();
+            let entries = self.state().prepared.sorted_entries();
             link.send(Message::DoViewChange { view, entries });
             fault_point::reach_when_sent(FaultPoint::DoViewChangeSent);
         }
@@ -100,9 +107,7 @@ impl Replica {
     /// one.
     fn fail_local_writes(&self, failed: &[(WriteId, Error)]) {
         for (write_id, e) in failed {
-            if let Some(local_write) = self.local_writes.by_id(*write_id) {
-                local_write.complete(LocalWriteOutcome::Failed(*e));
-            }
+            self.local_writes.complete_by_id(*write_id, LocalWriteOutcome::Failed(*e));
         }
     }
 
@@ -114,11 +119,11 @@ impl Replica {
         entries: Vec<PreparedEntry>,
     ) {
         let valid = entries.iter().all(|e| self.contains(e.range));
-        if view != self.view.get() || !self.others().contains(&from) || !valid {
+        if view != self.view() || !self.others().contains(&from) || !valid {
             return;
         }
         {
-            let mut collected = self.collected_entries.borrow_mut();
+            let collected = &mut self.state_mut().collected_entries;
             if collected.view != view {
                 *collected = CollectedEntries { view, by_member: BTreeMap::new() };
             }
@@ -133,18 +138,18 @@ impl Replica {
         self.spawn(async move {
             let Some(committed) = this.reconcile(view).await else { return };
             fault_point::reach(FaultPoint::MembersReconciled);
-            let last_seq = this.sequencer.borrow().last_seq();
-            this.start_view.replace(Some(StartView { view, last_seq, committed }));
+            let last_seq = this.state().sequencer.last_seq();
+            this.state_mut().start_view = Some(StartView { view, last_seq, committed });
             this.handle_event(Event::Reconciled(view));
         });
     }
 
     /// Returns the committed writes; `None` if the view ends first.
     async fn reconcile(self: &Rc<Self>, view: View) -> Option<BTreeSet<WriteId>> {
-        let failed = self.prepared.borrow_mut().take_failed();
+        let failed = self.state_mut().prepared.take_failed();
         self.fail_local_writes(&failed);
         let own_entries: Vec<_> =
-            self.prepared.borrow().sorted_entries().iter().map(|e| (self.me, *e)).collect();
+            self.state().prepared.sorted_entries().iter().map(|e| (self.me, *e)).collect();
         let peer_entries = self.collected_from_peers(view);
         let plan = match plan_reconciliation(own_entries.into_iter().chain(peer_entries)) {
             Ok(plan) => plan,
@@ -164,7 +169,8 @@ impl Replica {
     }
 
     fn collected_from_peers(&self, view: View) -> Vec<(NodeId, PreparedEntry)> {
-        let collected = self.collected_entries.borrow();
+        let state = self.state();
+        let collected = &state.collected_entries;
         let of_view = (collected.view == view).then_some(&collected.by_member);
         let all = of_view.into_iter().flatten();
         all.flat_map(|(node, entries)| entries.iter().map(|e| (*node, *e))).collect()
@@ -184,11 +190,10 @@ impl Replica {
         };
         let PreparedEntry { range, kind, fua, write_id, .. } = entry;
         let op = WriteOp { range, kind, fua, data };
-        let seq = self.sequencer.borrow_mut().next_seq();
         let others = self.others();
         // No member is told of the commit before START VIEW: until then the copy is an entry with
         // the id of the write it carries.
-        self.sequencer.borrow_mut().track_copy(seq, others.iter().copied(), self.awake_clock.get());
+        let seq = self.order_copy(others.iter().copied());
         for link in self.open_links(others.iter().copied()) {
             let op = op.clone();
             link.send(Message::Write { view, seq, write_id, is_copy: true, op });
@@ -201,8 +206,7 @@ impl Replica {
         if others.is_empty() {
             return Some(());
         }
-        (Sequencer::outcome(&self.sequencer, seq).await == ReplicationOutcome::Committed)
-            .then_some(())
+        (self.replication_outcome(seq).await == ReplicationOutcome::Committed).then_some(())
     }
 
     /// Applies a copy to the leg of the primary, which lacks it.
@@ -213,29 +217,25 @@ impl Replica {
         ctx: &Ctx,
     ) -> Option<()> {
         let op_number = (entry.view, entry.seq);
-        self.prepared.borrow_mut().release_locks(entry.range);
+        self.state_mut().prepared.release_locks(entry.range);
         let lock = self.range_locks.enter_with_priority(entry.range);
-        self.prepared.borrow_mut().insert(
-            entry,
-            None,
-            self.guard_regions(entry.range),
-            EntrySource::Reconciliation,
-        );
+        let regions = self.guard_regions(entry.range);
+        self.state_mut().prepared.insert(entry, None, regions, EntrySource::Reconciliation);
         lock.acquired().await;
-        self.prepared.borrow_mut().set_lock(op_number, lock);
+        self.state_mut().prepared.set_lock(op_number, lock);
         let bytes = self.byte_range(entry.range);
-        let mut applied = self.leg.apply(op, bytes.clone(), ctx, self.awake_clock.get()).await;
+        let mut applied = self.leg.apply(op, bytes.clone(), ctx, self.awake_now()).await;
         if applied == Err(Error::NoSpace) {
-            applied = self.leg.apply_thin(op, bytes, ctx, self.awake_clock.get()).await;
+            applied = self.leg.apply_thin(op, bytes, ctx, self.awake_now()).await;
         }
         match applied {
             Ok(()) => {
-                self.prepared.borrow_mut().mark_applied(op_number);
+                self.state_mut().prepared.mark_applied(op_number);
                 self.signal.raise();
                 Some(())
             }
             Err(e) => {
-                self.prepared.borrow_mut().mark_failed(op_number, e);
+                self.state_mut().prepared.mark_failed(op_number, e);
                 self.on_leg_error(e);
                 self.signal.raise();
                 None
@@ -252,7 +252,7 @@ impl Replica {
     ) -> Option<Bufs> {
         let range = copy.entry.range;
         if copy.holders.contains(&self.me) {
-            match self.leg.read(range, ctx, self.awake_clock.get()).await {
+            match self.leg.read(range, ctx, self.awake_now()).await {
                 Ok(data) => return Some(data),
                 Err(e) => {
                     // This disk wrote the range moments ago (attack 44).
@@ -279,16 +279,17 @@ impl Replica {
         last_seq: Seq,
         committed: Vec<WriteId>,
     ) {
-        if self.view.get() == view && self.primary() == Some(from) {
+        if self.view() == view && self.primary() == Some(from) {
             let committed = committed.into_iter().collect();
-            self.start_view.replace(Some(StartView { view, last_seq, committed }));
+            self.state_mut().start_view = Some(StartView { view, last_seq, committed });
             self.handle_event(Event::StartView(from, view));
         }
     }
 
     /// Activates the view: all entries up to the end of reconciliation are at all members.
     pub(super) fn activate_view(self: &Rc<Self>, view: View) {
-        let Some(start_view) = self.start_view.take().filter(|t| t.view == view) else { return };
+        let start_view = self.state_mut().start_view.take();
+        let Some(start_view) = start_view.filter(|s| s.view == view) else { return };
         let StartView { last_seq, committed, .. } = start_view;
         if self.is_primary() {
             for link in self.open_links(self.others()) {
@@ -300,9 +301,11 @@ impl Replica {
                 link.send(Message::Rejoin { view });
             }
         }
-        self.active_view.set(Some(view));
-        self.leg_error.set(None);
-        self.prepared.borrow_mut().remove_through((view, last_seq));
+        let mut state = self.state_mut();
+        state.active_view = Some(view);
+        state.leg_error = None;
+        state.prepared.remove_through((view, last_seq));
+        drop(state);
         self.local_writes.on_view_active(&committed);
         self.signal.raise();
     }
@@ -310,15 +313,17 @@ impl Replica {
     /// This replica is not a member any more, and forgets its writes.
     pub(super) fn on_out_of_sync(self: &Rc<Self>) {
         // Accept nothing of any view; regions of writes left on the leg are dirty.
-        self.view.set(View::default());
+        self.state_mut().view = View::default();
         self.end_join_attempt(AttemptEnd::Superseded);
-        self.join_backoff.update(|attempts| attempts.after_exclusion(self.core.now()));
-        self.pending_clear.take();
-        self.newer_joiners.take();
-        self.prepared.borrow_mut().remove_applied();
+        self.update_join_backoff(|attempts| attempts.after_exclusion(self.core.now()));
+        let mut state = self.state_mut();
+        state.pending_clear = None;
+        state.newer_joiners.clear();
+        state.prepared.remove_applied();
+        state.sequencer.end_view();
+        state.joiners.end_view();
+        drop(state);
         self.local_writes.fence();
-        self.sequencer.borrow_mut().end_view();
-        self.joiners.borrow_mut().end_view();
         self.signal.raise();
     }
 }

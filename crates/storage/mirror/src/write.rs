@@ -1,5 +1,6 @@
 //! Writes: how they are ordered, and applied by all members (RFD 0010, 4.2).
 
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use super::Mistake;
 use super::local_writes::{LocalWrite, LocalWriteOutcome};
 use super::prepared_list::EntrySource;
 use super::replica::Replica;
-use super::sequencer::{AckProgress, ReplicationOutcome, Sequencer};
+use super::sequencer::{AckProgress, ReplicationOutcome};
+use super::state::ReplicaState;
 
 /// How long a commit notice waits for others, to be sent with them.
 const COMMIT_DELAY: Duration = Duration::from_millis(1);
@@ -106,12 +108,12 @@ impl Replica {
     ) -> WriteOutcome {
         let lock = self.range_locks.enter(op.range, true);
         if !lock.is_held() {
-            let over = || self.view.get() != view || self.rejects_clients();
+            let over = || self.view() != view || self.rejects_clients();
             if Box::pin(self.signal.unless(over, lock.acquired())).await.is_none() {
                 return WriteOutcome::NotOrdered;
             }
         }
-        if self.view.get() != view {
+        if self.view() != view {
             return WriteOutcome::NotOrdered;
         }
         if ctx.is_aborted() {
@@ -131,15 +133,11 @@ impl Replica {
         ctx: &Ctx,
     ) -> WriteOutcome {
         fault_point::reach(FaultPoint::PrimaryRangeLocked);
-        let seq = self.sequencer.borrow_mut().next_seq();
+        let seq = self.state_mut().sequencer.next_seq();
         let WriteOp { range, kind, fua, .. } = *op;
         let entry = PreparedEntry { view, seq, write_id, range, kind, fua };
-        self.prepared.borrow_mut().insert(
-            entry,
-            Some(lock),
-            self.guard_regions(range),
-            EntrySource::Client,
-        );
+        let regions = self.guard_regions(range);
+        self.state_mut().prepared.insert(entry, Some(lock), regions, EntrySource::Client);
         if self.send_to_peers(view, seq, write_id, payload, op) {
             // Send the payload before the write to the local disk starts, which may complete at
             // once. The origin gets the op number along with that.
@@ -147,27 +145,27 @@ impl Replica {
         }
         let op_number = (view, seq);
         let bytes = self.byte_range(range);
-        match self.leg.apply(op, bytes, ctx, self.awake_clock.get()).await {
-            Ok(()) => self.prepared.borrow_mut().mark_applied(op_number),
+        match self.leg.apply(op, bytes, ctx, self.awake_now()).await {
+            Ok(()) => self.state_mut().prepared.mark_applied(op_number),
             Err(Error::NoSpace) if self.reject_for_space(&entry) => {
-                self.sequencer.borrow_mut().reject(seq, self.me);
+                self.state_mut().sequencer.reject(seq, self.me);
                 return self.await_outcome(entry).await;
             }
             Err(e) => {
-                self.prepared.borrow_mut().mark_failed(op_number, e);
-                if self.view.get() == view {
-                    self.sequencer.borrow_mut().forget(seq);
+                self.state_mut().prepared.mark_failed(op_number, e);
+                if self.view() == view {
+                    self.state_mut().sequencer.forget(seq);
                 }
                 let alone = self.on_leg_error(e);
                 if alone {
-                    self.prepared.borrow_mut().commit(op_number);
+                    self.state_mut().prepared.commit(op_number);
                 }
                 self.signal.raise();
                 // This leg never acknowledges the write: the next view goes on without it.
                 return if alone { WriteOutcome::Failed(e) } else { WriteOutcome::ViewEnded };
             }
         }
-        if self.view.get() != view {
+        if self.view() != view {
             // It was applied while the view ended: wake the tasks that wait for the drain.
             self.signal.raise();
             return WriteOutcome::ViewEnded;
@@ -180,9 +178,22 @@ impl Replica {
         self.await_outcome(entry).await
     }
 
+    /// Gives a copy, which `nodes` must apply, its sequence number.
+    pub(super) fn order_copy(&self, nodes: impl IntoIterator<Item = NodeId>) -> Seq {
+        let ReplicaState { sequencer, awake_clock, .. } = &mut *self.state_mut();
+        let seq = sequencer.next_seq();
+        sequencer.track_copy(seq, nodes, *awake_clock);
+        seq
+    }
+
+    /// Waits until members have applied or refused the write or copy `seq`, or the view ends.
+    pub(super) async fn replication_outcome(&self, seq: Seq) -> ReplicationOutcome {
+        poll_fn(|cx| self.state_mut().sequencer.poll_outcome(seq, cx)).await
+    }
+
     /// Waits for the outcome of a write that has an op number.
     async fn await_outcome(self: &Rc<Self>, entry: PreparedEntry) -> WriteOutcome {
-        match Sequencer::outcome(&self.sequencer, entry.seq).await {
+        match self.replication_outcome(entry.seq).await {
             ReplicationOutcome::Committed => WriteOutcome::Committed,
             ReplicationOutcome::NoSpace(refused) => {
                 Box::pin(self.resolve_no_space(entry, refused)).await
@@ -203,17 +214,14 @@ impl Replica {
     ) -> bool {
         let mut nodes = self.others();
         if !self.settings.has_mistake(Mistake::SkipsNewWritesDuringResync) {
-            nodes.extend(self.joiners.borrow().attached());
+            nodes.extend(self.state().joiners.attached());
         }
         let origin_waits = payload == PayloadSource::Origin && write_id.origin != self.me;
         let origin_has_payload = origin_waits && nodes.contains(&write_id.origin);
         let all = nodes.iter().copied().chain([self.me]);
-        self.sequencer.borrow_mut().track_write(
-            seq,
-            all,
-            origin_has_payload.then_some(write_id.origin),
-            self.awake_clock.get(),
-        );
+        let origin = origin_has_payload.then_some(write_id.origin);
+        let now = self.awake_now();
+        self.state_mut().sequencer.track_write(seq, all, origin, now);
         let mut sent = false;
         for node in nodes {
             let Some(link) = self.link(node) else { continue };
@@ -230,7 +238,7 @@ impl Replica {
 
     /// `node` has applied the write `seq`.
     pub(super) fn on_applied(self: &Rc<Self>, view: View, seq: Seq, node: NodeId) {
-        let step = self.sequencer.borrow_mut().acknowledge(seq, node);
+        let step = self.state_mut().sequencer.acknowledge(seq, node);
         match step {
             AckProgress::Pending => {}
             AckProgress::OnlyOriginLeft(origin) => self.notify_origin(view, seq, origin),
@@ -246,25 +254,25 @@ impl Replica {
     }
 
     fn notify_origin(&self, view: View, seq: Seq, origin: NodeId) {
-        let write_id = self.prepared.borrow().write_id((view, seq));
+        let write_id = self.state().prepared.write_id((view, seq));
         if let (Some(write_id), Some(link)) = (write_id, self.link(origin)) {
             link.send(Message::PeersApplied { view, number: write_id.number });
         }
     }
 
     fn on_committed(self: &Rc<Self>, view: View, seq: Seq, origin: Option<NodeId>) {
-        let Some(committed) = self.prepared.borrow_mut().commit((view, seq)) else { return };
+        let committed = self.state_mut().prepared.commit((view, seq));
+        let Some(committed) = committed else { return };
         fault_point::reach(FaultPoint::PrimaryCommitted);
         // At once: if the view ends before the task of the write runs, no trace of the commit is
         // left.
-        if let Some(local_write) = self.local_writes.by_id(committed.entry.write_id) {
-            local_write.complete(LocalWriteOutcome::Committed);
-        }
+        self.local_writes.complete_by_id(committed.entry.write_id, LocalWriteOutcome::Committed);
         // The origin knows by itself.
         let mut nodes = self.others();
         nodes.retain(|node| Some(*node) != origin);
-        nodes.extend(self.joiners.borrow().attached());
-        if self.sequencer.borrow_mut().queue_commit(seq, nodes) {
+        nodes.extend(self.state().joiners.attached());
+        let is_first = self.state_mut().sequencer.queue_commit(seq, nodes);
+        if is_first {
             let this = Rc::clone(self);
             self.spawn(async move {
                 tokio::time::sleep(COMMIT_DELAY).await;
@@ -275,10 +283,10 @@ impl Replica {
 
     /// Tells the members which writes are committed.
     pub(super) fn send_pending_commits(&self, view: View) {
-        if self.view.get() != view {
+        if self.view() != view {
             return;
         }
-        let pending = self.sequencer.borrow_mut().take_pending_commits();
+        let pending = self.state_mut().sequencer.take_pending_commits();
         for (node, seqs) in pending {
             let Some(link) = self.link(node) else { continue };
             for seqs in seqs.chunks(COMMIT_BATCH_MAX) {
@@ -298,11 +306,11 @@ impl Replica {
     ) {
         let from = link.node();
         // A joiner without this write handles the replacement like any other copy.
-        if is_copy && self.prepared.borrow().contains((entry.view, entry.seq)) {
+        if is_copy && self.state().prepared.contains((entry.view, entry.seq)) {
             return self.on_replacement(link, entry, op, ctx);
         }
         if is_copy && !self.is_resync_target() {
-            self.prepared.borrow_mut().release_locks(entry.range);
+            self.state_mut().prepared.release_locks(entry.range);
         } else {
             self.commit_overlapping(entry.range);
         }
@@ -317,8 +325,8 @@ impl Replica {
 
     /// A write of this node has got its op number.
     pub(super) fn on_op_assigned(self: &Rc<Self>, from: NodeId, view: View, number: u64, seq: Seq) {
-        let Some(pending) = self.local_writes.by_number(number) else { return };
-        let Some((op, ctx)) = pending.on_op_assigned(view, seq) else { return };
+        let assigned = self.local_writes.on_op_assigned(number, (view, seq));
+        let Some((op, ctx)) = assigned else { return };
         fault_point::reach(FaultPoint::EntryOpAssigned);
         let write_id = WriteId { origin: self.me, number };
         let WriteOp { range, kind, fua, .. } = op;
@@ -335,14 +343,14 @@ impl Replica {
     /// Commits what overlaps `range`: the primary releases a range only in an active view, after
     /// all have applied the write before.
     fn commit_overlapping(&self, range: Blocks) {
-        if self.range_locks.is_free(range) && !self.prepared.borrow().may_have_unlocked() {
+        if self.range_locks.is_free(range) && !self.state().prepared.may_have_unlocked() {
             debug_assert!(
-                self.prepared.borrow().overlapping(range).is_empty(),
+                self.state().prepared.overlapping(range).is_empty(),
                 "an entry is prepared without a range lock"
             );
             return;
         }
-        let before = self.prepared.borrow().overlapping(range);
+        let before = self.state().prepared.overlapping(range);
         before.into_iter().for_each(|(view, seq)| self.commit_entry(view, seq));
     }
 
@@ -354,7 +362,7 @@ impl Replica {
         ctx: Ctx,
         from: NodeId,
     ) {
-        if self.prepared.borrow().contains((entry.view, entry.seq)) {
+        if self.state().prepared.contains((entry.view, entry.seq)) {
             tracing::error!(node = from.0, "an op number is assigned twice");
             return;
         }
@@ -362,7 +370,8 @@ impl Replica {
         // writes that wait, on other nodes, for others like this (attack 61).
         let lock = self.range_locks.enter_with_priority(entry.range);
         let (held, awaited) = if lock.is_held() { (Some(lock), None) } else { (None, Some(lock)) };
-        self.prepared.borrow_mut().insert(entry, held, self.guard_regions(entry.range), source);
+        let regions = self.guard_regions(entry.range);
+        self.state_mut().prepared.insert(entry, held, regions, source);
         self.spawn_eager(Rc::clone(self).apply_prepared(from, (entry, source), op, awaited, ctx));
     }
 
@@ -379,14 +388,14 @@ impl Replica {
         let op_number = (entry.view, entry.seq);
         if let Some(lock) = awaited {
             lock.acquired().await;
-            self.prepared.borrow_mut().set_lock(op_number, lock);
+            self.state_mut().prepared.set_lock(op_number, lock);
         }
         let bytes = self.byte_range(entry.range);
-        let mut applied = self.leg.apply(&op, bytes.clone(), &ctx, self.awake_clock.get()).await;
+        let mut applied = self.leg.apply(&op, bytes.clone(), &ctx, self.awake_now()).await;
         if applied == Err(Error::NoSpace) {
             if source != EntrySource::Client {
                 // The contents of the other members need no more space here than there.
-                applied = self.leg.apply_thin(&op, bytes, &ctx, self.awake_clock.get()).await;
+                applied = self.leg.apply_thin(&op, bytes, &ctx, self.awake_now()).await;
             } else if self.reject_for_space(&entry) {
                 if let Some(link) = self.link(from) {
                     link.send(Message::NoSpace { view: entry.view, seq: entry.seq });
@@ -400,21 +409,18 @@ impl Replica {
             FaultPoint::MemberLegApplied
         });
         if let Err(e) = applied {
-            self.prepared.borrow_mut().mark_failed(op_number, e);
+            self.state_mut().prepared.mark_failed(op_number, e);
             self.on_leg_error(e);
             self.signal.raise();
             return;
         }
-        self.prepared.borrow_mut().mark_applied(op_number);
-        if self.view.get() != entry.view {
+        self.state_mut().prepared.mark_applied(op_number);
+        if self.view() != entry.view {
             self.signal.raise();
             return;
         }
         // The local client first: it is waiting.
-        if let Some(local_write) = self.local_writes.by_id(entry.write_id)
-            && local_write.op_number() == Some(op_number)
-            && local_write.on_applied()
-        {
+        if self.local_writes.on_applied(entry.write_id, op_number) {
             self.commit_entry(entry.view, entry.seq);
         }
         if let Some(link) = self.link(from) {
@@ -425,25 +431,22 @@ impl Replica {
 
     /// All other members have applied a write of this node.
     pub(super) fn on_peers_applied(&self, number: u64) {
-        let Some(local_write) = self.local_writes.by_number(number) else { return };
+        let Some(committed) = self.local_writes.on_peers_applied(number) else { return };
         fault_point::reach(FaultPoint::EntryPeersApplied);
-        if local_write.on_peers_applied()
-            && let Some((view, seq)) = local_write.op_number()
-        {
+        if let Some((view, seq)) = committed {
             self.commit_entry(view, seq);
         }
     }
 
     /// All members have applied the write with this op number.
     pub(super) fn commit_entry(&self, view: View, seq: Seq) {
-        let Some(committed) = self.prepared.borrow_mut().commit((view, seq)) else { return };
-        if let Some(local_write) = self.local_writes.by_id(committed.entry.write_id) {
-            let refused = LocalWriteOutcome::Failed(Error::NoSpace);
-            local_write.complete(if committed.no_space {
-                refused
-            } else {
-                LocalWriteOutcome::Committed
-            });
-        }
+        let committed = self.state_mut().prepared.commit((view, seq));
+        let Some(committed) = committed else { return };
+        let outcome = if committed.no_space {
+            LocalWriteOutcome::Failed(Error::NoSpace)
+        } else {
+            LocalWriteOutcome::Committed
+        };
+        self.local_writes.complete_by_id(committed.entry.write_id, outcome);
     }
 }

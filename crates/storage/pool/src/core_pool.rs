@@ -1,6 +1,6 @@
 //! A core's access to a pool: its own open disks, its own parity log, and its open volumes.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Ref, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::pin::Pin;
@@ -61,25 +61,32 @@ pub struct CorePool {
     array: Rc<Array>,
     /// Memory for checksums.
     memory: Account,
-    /// The open disks of its members; they are closed when a member is detached.
-    disks: RefCell<BTreeMap<MemberId, Rc<RawDevice>>>,
     metadata: Rc<CorePoolMetadata>,
-    open_volumes: RefCell<BTreeMap<Uuid, OpenVolume>>,
-    /// Names of volumes for the log.
-    volume_names: RefCell<BTreeMap<Uuid, String>>,
-    draining: Cell<MemberSet>,
-    /// Columns that are being moved, before the move is committed.
-    column_moves: RefCell<BTreeMap<ColumnId, ColumnMove>>,
-    /// Whether a scrub is to be started.
-    scrub_requested: Cell<bool>,
     maintenance_due: Rc<Notify>,
+    stop_signal: Rc<Notify>,
+    /// Read with [`Self::state`], changed with [`Self::state_mut`].
+    state: RefCell<CorePoolState>,
+}
+
+/// What a core knows of a pool: plain data, never borrowed across an `await`.
+#[derive(Debug, Default)]
+struct CorePoolState {
+    /// The open disks of its members; they are closed when a member is detached.
+    disks: BTreeMap<MemberId, Rc<RawDevice>>,
+    open_volumes: BTreeMap<Uuid, OpenVolume>,
+    /// Names of volumes for the log.
+    volume_names: BTreeMap<Uuid, String>,
+    draining: MemberSet,
+    /// Columns that are being moved, before the move is committed.
+    column_moves: BTreeMap<ColumnId, ColumnMove>,
+    /// Whether a scrub is to be started.
+    scrub_requested: bool,
     /// Counts admissions of members and growths of volumes: a volume that is being opened meanwhile
     /// is loaded anew.
-    change_generation: Cell<u64>,
+    change_generation: u64,
     /// Whether it is being closed: nothing is rebuilt or scrubbed any more.
-    is_stopping: Cell<bool>,
-    stop_signal: Rc<Notify>,
-    tasks: RefCell<Vec<JoinHandle<()>>>,
+    is_stopping: bool,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 /// The target of a column, and the number of its extent.
@@ -129,32 +136,40 @@ impl DiskOpener {
 #[derive(Debug)]
 struct CorePoolMetadata {
     handle: PoolHandle,
-    /// Volume and index of extents, by their numbers.
-    extent_locations: RefCell<FxHashMap<u64, (PoolVolumeId, u32)>>,
-    /// All regions of extents that were ever reported as stale.
-    dirty_regions: RefCell<FxHashMap<u64, u32>>,
-    /// Join generations of the members in use.
-    join_generations: RefCell<FxHashMap<MemberId, u64>>,
     /// Name of the pool, for the log.
     pool_name: ShortText,
-    /// Serial numbers of the disks, for the log.
-    serials: RefCell<FxHashMap<MemberId, ShortText>>,
-    /// Names of the volumes for the log, and the length of their extents.
-    volume_names: RefCell<FxHashMap<PoolVolumeId, (String, u64)>>,
     damage_log: DamageLog,
+    known: RefCell<KnownMetadata>,
+}
+
+/// What a core has seen of the metadata.
+#[derive(Debug, Default)]
+struct KnownMetadata {
+    /// Volume and index of extents, by their numbers.
+    extent_locations: FxHashMap<u64, (PoolVolumeId, u32)>,
+    /// All regions of extents that were ever reported as stale.
+    dirty_regions: FxHashMap<u64, u32>,
+    /// Join generations of the members in use.
+    join_generations: FxHashMap<MemberId, u64>,
+    /// Serial numbers of the disks, for the log.
+    serials: FxHashMap<MemberId, ShortText>,
+    /// Names of the volumes for the log, and the length of their extents.
+    volume_names: FxHashMap<PoolVolumeId, (String, u64)>,
 }
 
 impl CorePoolMetadata {
     fn join_generation(&self, member: MemberId) -> u64 {
-        self.join_generations.borrow().get(&member).copied().unwrap_or(0)
+        self.known.borrow().join_generations.get(&member).copied().unwrap_or(0)
     }
 
     fn log_damage(&self, report: &DamageReport) {
         let DamageReport { key, count: times, byte_range: bytes } = report;
         let pool = &self.pool_name;
-        let serial = key.member.and_then(|member| self.serials.borrow().get(&member).copied());
+        let serial =
+            key.member.and_then(|member| self.known.borrow().serials.get(&member).copied());
         let serial = serial.unwrap_or_else(|| ShortText::new(""));
-        let volume = self.volume_names.borrow().get(&key.volume).map(|(name, _)| name.clone());
+        let volume =
+            self.known.borrow().volume_names.get(&key.volume).map(|(name, _)| name.clone());
         let volume = volume.unwrap_or_default();
         let (member, from, to) = (key.member.map(|member| member.0), bytes.start, bytes.end);
         match key.kind {
@@ -191,8 +206,8 @@ impl PoolMetadata for CorePoolMetadata {
 
     fn mark_regions_stale(&self, extent: u64, regions: u32) -> MetadataFuture<'_> {
         Box::pin(async move {
-            *self.dirty_regions.borrow_mut().entry(extent).or_default() |= regions;
-            let found = self.extent_locations.borrow().get(&extent).copied();
+            *self.known.borrow_mut().dirty_regions.entry(extent).or_default() |= regions;
+            let found = self.known.borrow().extent_locations.get(&extent).copied();
             // A freed extent has nothing that could be stale.
             let Some((volume, index)) = found else { return Ok(()) };
             let request = |reply| PoolRequest::MarkStale { volume, index, regions, reply };
@@ -223,9 +238,10 @@ impl PoolMetadata for CorePoolMetadata {
     }
 
     fn report_damage(&self, damage: Damage) {
-        let found = self.extent_locations.borrow().get(&damage.extent).copied();
+        let found = self.known.borrow().extent_locations.get(&damage.extent).copied();
         let Some((volume, index)) = found else { return };
-        let extent_bytes = self.volume_names.borrow().get(&volume).map_or(0, |(_, bytes)| *bytes);
+        let extent_bytes =
+            self.known.borrow().volume_names.get(&volume).map_or(0, |(_, bytes)| *bytes);
         let at = |row| u64::from(index) * extent_bytes + u64::from(row) * u64::from(ROW_BYTES);
         let key = DamageKey { kind: damage.kind, member: damage.member.map(MemberId), volume };
         let reports = self.damage_log.record(key, at(damage.rows.start)..at(damage.rows.end));
@@ -245,7 +261,7 @@ impl VolumeAllocator {
     /// The extent in use; from now on its number is known.
     fn register_extent(&self, info: &ExtentInfo) -> Extent {
         let location = (self.volume, info.index);
-        self.metadata.extent_locations.borrow_mut().insert(info.extent_number, location);
+        self.metadata.known.borrow_mut().extent_locations.insert(info.extent_number, location);
         info.to_raid_extent(self.geometry)
     }
 }
@@ -267,8 +283,9 @@ impl ExtentAllocator for VolumeAllocator {
         Box::pin(async move {
             let volume = self.volume;
             self.metadata
-                .extent_locations
+                .known
                 .borrow_mut()
+                .extent_locations
                 .retain(|_, location| *location != (volume, index));
             let request = |reply| PoolRequest::FreeExtent { volume, index, reply };
             self.metadata.handle.request(request).await.map_err(|why| to_block_error(&why))
@@ -302,6 +319,21 @@ impl VolumeAllocator {
 }
 
 impl CorePool {
+    /// Reads the state. The guard must not be kept while anything else of the pool is called that
+    /// may change it.
+    fn state(&self) -> Ref<'_, CorePoolState> {
+        self.state.borrow()
+    }
+
+    /// Changes the state. The guard must not be kept while anything else of the pool is called.
+    fn state_mut(&self) -> RefMut<'_, CorePoolState> {
+        self.state.borrow_mut()
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.state().is_stopping
+    }
+
     /// Attaches this core to a pool whose metadata another core may own. `ring` is the number of
     /// this core's parity log, below [`CreatePool::max_cores`](super::CreatePool::max_cores).
     ///
@@ -353,13 +385,9 @@ impl CorePool {
         };
         let metadata = Rc::new(CorePoolMetadata {
             handle: handle.clone(),
-            extent_locations: RefCell::default(),
-            dirty_regions: RefCell::default(),
-            join_generations: RefCell::default(),
             pool_name: info.name,
-            serials: RefCell::default(),
-            volume_names: RefCell::default(),
             damage_log: DamageLog::default(),
+            known: RefCell::default(),
         });
         let shared_metadata: Rc<dyn PoolMetadata> = Rc::<CorePoolMetadata>::clone(&metadata);
         let array = Array::new(info.log_generation, shared_metadata, core.buffer_pool()).await;
@@ -377,18 +405,13 @@ impl CorePool {
             ring: (ring, info.log_generation),
             array: Rc::new(array),
             memory: core.buffer_pool().account(),
-            disks: RefCell::default(),
             metadata,
-            open_volumes: RefCell::default(),
-            volume_names: RefCell::default(),
-            draining: Cell::new(info.draining),
-            column_moves: RefCell::default(),
-            scrub_requested: Cell::new(false),
             maintenance_due: Rc::default(),
-            change_generation: Cell::new(0),
-            is_stopping: Cell::new(false),
             stop_signal: Rc::default(),
-            tasks: RefCell::default(),
+            state: RefCell::new(CorePoolState {
+                draining: info.draining,
+                ..CorePoolState::default()
+            }),
         });
         check_checksum_memory(&core_pool.memory, layouts()).await?;
         core_pool.attach_members(&info.members).await?;
@@ -485,11 +508,11 @@ impl CorePool {
         member: &MemberInfo,
         (array_member, disk): (ArrayMember, Rc<RawDevice>),
     ) -> Result<(), PoolError> {
-        self.metadata.join_generations.borrow_mut().insert(member.id, member.join_generation);
-        self.metadata.serials.borrow_mut().insert(member.id, member.serial);
+        self.metadata.known.borrow_mut().join_generations.insert(member.id, member.join_generation);
+        self.metadata.known.borrow_mut().serials.insert(member.id, member.serial);
         let result = self.array.set_member(member.id.0, array_member);
         result.map_err(|why| PoolError::on_disk(&member.path, why.to_string()))?;
-        self.disks.borrow_mut().insert(member.id, disk);
+        self.state_mut().disks.insert(member.id, disk);
         Ok(())
     }
 
@@ -510,24 +533,23 @@ impl CorePool {
         let maintenance_task = tokio::task::spawn_local(async move {
             loop {
                 maintenance_due.notified().await;
-                let Some(core_pool) =
-                    weak.upgrade().filter(|core_pool| !core_pool.is_stopping.get())
+                let Some(core_pool) = weak.upgrade().filter(|core_pool| !core_pool.is_stopping())
                 else {
                     return;
                 };
                 core_pool.maintain().await;
-                if core_pool.scrub_requested.take() {
+                let scrub_requested = std::mem::take(&mut core_pool.state_mut().scrub_requested);
+                if scrub_requested {
                     core_pool.scrub().await;
                 }
             }
         });
-        self.tasks.borrow_mut().extend([event_task, maintenance_task]);
+        self.state_mut().tasks.extend([event_task, maintenance_task]);
         let weak = Rc::downgrade(self);
         tokio::task::spawn_local(async move {
             loop {
                 tokio::time::sleep(REPORT_INTERVAL).await;
-                let Some(core_pool) =
-                    weak.upgrade().filter(|core_pool| !core_pool.is_stopping.get())
+                let Some(core_pool) = weak.upgrade().filter(|core_pool| !core_pool.is_stopping())
                 else {
                     return;
                 };
@@ -542,8 +564,7 @@ impl CorePool {
         tokio::task::spawn_local(async move {
             loop {
                 tokio::time::sleep(CHECKSUM_WRITE_BACK_INTERVAL).await;
-                let Some(core_pool) =
-                    weak.upgrade().filter(|core_pool| !core_pool.is_stopping.get())
+                let Some(core_pool) = weak.upgrade().filter(|core_pool| !core_pool.is_stopping())
                 else {
                     return;
                 };
@@ -561,14 +582,10 @@ impl CorePool {
                     tracing::error!(member = member.0, error = %why, "recording the stale regions of a detached disk failed");
                 }
                 // Other processes may use it, and it may return.
-                self.disks
-                    .borrow()
-                    .get(&member)
-                    .into_iter()
-                    .for_each(|disk| disk.close_when_idle());
+                self.state().disks.get(&member).into_iter().for_each(|disk| disk.close_when_idle());
             }
             PoolEvent::AdmitMember(admission) => self.on_admission(*admission).await,
-            PoolEvent::DrainingChanged(members) => self.draining.set(members),
+            PoolEvent::DrainingChanged(members) => self.state_mut().draining = members,
             PoolEvent::MaintenanceDue => {}
             PoolEvent::ReleaseVolume(volume, done) => {
                 let core_pool = Rc::clone(self);
@@ -577,16 +594,16 @@ impl CorePool {
                         let _ = done.send(());
                     }
                 });
-                let mut tasks = self.tasks.borrow_mut();
+                let tasks = &mut self.state_mut().tasks;
                 tasks.retain(|task| !task.is_finished());
                 tasks.push(release_task);
             }
-            PoolEvent::StartScrub => self.scrub_requested.set(true),
+            PoolEvent::StartScrub => self.state_mut().scrub_requested = true,
             PoolEvent::VolumeGrown(volume, bytes) => {
                 let raid =
-                    self.open_volumes.borrow().get(&volume).and_then(|open| open.raid.upgrade());
+                    self.state().open_volumes.get(&volume).and_then(|open| open.raid.upgrade());
                 raid.into_iter().for_each(|raid| raid.grow(bytes));
-                self.change_generation.set(self.change_generation.get() + 1);
+                self.state_mut().change_generation += 1;
             }
         }
         self.maintenance_due.notify_one();
@@ -611,7 +628,7 @@ impl CorePool {
         stale_regions: Vec<(u64, u16, u32)>,
     ) -> Result<(), PoolError> {
         // Its requests in flight would overwrite later writes.
-        if self.disks.borrow().get(&member.id).is_some_and(|before| !before.is_idle()) {
+        if self.state().disks.get(&member.id).is_some_and(|before| !before.is_idle()) {
             let what = "operations from before it was detached are still in flight";
             return Err(PoolError::on_disk(&member.path, what));
         }
@@ -625,13 +642,14 @@ impl CorePool {
             .into_iter()
             .map(|(extent, column, regions)| ((extent, column), regions))
             .collect();
-        self.change_generation.set(self.change_generation.get() + 1);
+        self.state_mut().change_generation += 1;
         for raid in self.open_raids() {
             for extent in raid.extent_indices().into_iter().filter_map(|index| raid.extent(index)) {
                 let own = self
                     .metadata
-                    .dirty_regions
+                    .known
                     .borrow()
+                    .dirty_regions
                     .get(&extent.number())
                     .copied()
                     .unwrap_or(0);
@@ -648,7 +666,7 @@ impl CorePool {
     }
 
     fn open_volumes(&self) -> Vec<OpenVolume> {
-        let mut volumes = self.open_volumes.borrow_mut();
+        let volumes = &mut self.state_mut().open_volumes;
         volumes.retain(|_, open| open.raid.strong_count() > 0);
         volumes.values().cloned().collect()
     }
@@ -661,7 +679,7 @@ impl CorePool {
     /// has no entries of it. Returns whether that succeeded.
     async fn release_volume(&self, volume: Uuid) -> bool {
         self.stop_maintenance(volume).await;
-        let open = self.open_volumes.borrow().get(&volume).cloned();
+        let open = self.state().open_volumes.get(&volume).cloned();
         if let Some(raid) = open.as_ref().and_then(|open| open.raid.upgrade()) {
             tracing::error!(%volume, "a volume that is open here cannot be moved or deleted");
             raid.resume_maintenance();
@@ -690,7 +708,7 @@ impl CorePool {
 
     /// Waits until a volume that was open here is neither rebuilt nor scrubbed.
     async fn stop_maintenance(&self, volume: Uuid) {
-        let open = self.open_volumes.borrow().get(&volume).cloned();
+        let open = self.state().open_volumes.get(&volume).cloned();
         let Some(open) = open else { return };
         open.raid.upgrade().into_iter().for_each(|raid| raid.stop_maintenance());
         drop(open.maintenance_lock.lock().await);
@@ -712,9 +730,9 @@ impl CorePool {
         // It may still be rebuilt from an earlier opening here, with its old layout.
         self.stop_maintenance(volume).await;
         loop {
-            let generation = self.change_generation.get();
+            let generation = self.state().change_generation;
             let (id, raid) = self.load_volume(volume).await?;
-            if self.change_generation.get() != generation {
+            if self.state().change_generation != generation {
                 continue;
             }
             // Another caller may have opened it meanwhile.
@@ -723,7 +741,7 @@ impl CorePool {
             }
             let open =
                 OpenVolume { id, raid: Rc::downgrade(&raid), maintenance_lock: Rc::default() };
-            self.open_volumes.borrow_mut().insert(volume, open);
+            self.state_mut().open_volumes.insert(volume, open);
             self.maintenance_due.notify_one();
             return Ok(Dev::shared(raid));
         }
@@ -739,7 +757,7 @@ impl CorePool {
 
     /// The volume, if it is open here.
     fn open_raid(&self, volume: Uuid) -> Option<Rc<RaidVolume>> {
-        self.open_volumes.borrow().get(&volume).and_then(|open| open.raid.upgrade())
+        self.state().open_volumes.get(&volume).and_then(|open| open.raid.upgrade())
     }
 
     /// Metadata of a volume; from now on it belongs to this core.
@@ -755,7 +773,7 @@ impl CorePool {
 
     /// Sets a volume's name for the log; it is used when the volume is next opened.
     pub fn set_volume_name(&self, volume: Uuid, name: &str) {
-        self.volume_names.borrow_mut().insert(volume, name.to_owned());
+        self.state_mut().volume_names.insert(volume, name.to_owned());
     }
 
     async fn load_volume(&self, volume: Uuid) -> Result<(PoolVolumeId, Rc<RaidVolume>), PoolError> {
@@ -769,12 +787,12 @@ impl CorePool {
             extents,
             ..
         } = info;
-        let name = self.volume_names.borrow().get(&volume).cloned();
+        let name = self.state().volume_names.get(&volume).cloned();
         let named = (
             name.unwrap_or_else(|| volume.to_string()),
             geometry.total_rows() * u64::from(ROW_BYTES),
         );
-        self.metadata.volume_names.borrow_mut().insert(id, named);
+        self.metadata.known.borrow_mut().volume_names.insert(id, named);
         let failed = |why: Error| PoolError::new(format!("volume {volume}: {why}"));
         // Its stripe maps may be in memory only, from an earlier opening here.
         let numbers = extents.iter().map(|extent| extent.extent_number).collect();
@@ -802,11 +820,11 @@ impl CorePool {
     /// Writes may not be durable.
     pub async fn close(&self) -> Result<(), PoolError> {
         // Disk operations must not be cancelled, so wait for what is in progress.
-        let is_first = !self.is_stopping.replace(true);
+        let is_first = !std::mem::replace(&mut self.state_mut().is_stopping, true);
         self.open_raids().iter().for_each(|raid| raid.stop_maintenance());
         self.maintenance_due.notify_one();
         self.stop_signal.notify_one();
-        let tasks: Vec<_> = self.tasks.borrow_mut().drain(..).collect();
+        let tasks = std::mem::take(&mut self.state_mut().tasks);
         for task in tasks {
             let _ = task.await;
         }
@@ -847,7 +865,7 @@ impl CorePool {
         let _guard = raid.lock_for_maintenance(index).await;
         let Some(extent) = raid.extent(index) else { return Ok(()) };
         self.cancel_moves_of_freed_extent(volume, index, extent.number()).await?;
-        let draining = self.draining.get();
+        let draining = self.state().draining;
         for (column, location) in (0u16..).zip(extent.columns()) {
             let id = ColumnId { volume, index, column };
             if self.array.is_detached(location.member) {
@@ -861,7 +879,7 @@ impl CorePool {
         let rebuilt = raid.rebuild(index, REBUILD_PACE).await.map_err(failed)?;
         for column in rebuilt.complete_columns {
             let id = ColumnId { volume, index, column };
-            let to = self.column_moves.borrow().get(&id).map(|column_move| column_move.to);
+            let to = self.state().column_moves.get(&id).map(|column_move| column_move.to);
             match to {
                 Some(to) => {
                     if self
@@ -869,7 +887,7 @@ impl CorePool {
                         .request(|reply| PoolRequest::CommitMove { column: id, to, reply })
                         .await?
                     {
-                        self.column_moves.borrow_mut().remove(&id);
+                        self.state_mut().column_moves.remove(&id);
                         extent.mark_column_committed(column);
                     }
                 }
@@ -918,7 +936,7 @@ impl CorePool {
     async fn retry_unread(&self, unread: Vec<(OpenVolume, u32)>) {
         let deadline = Instant::now() + MIN_FAILING_TIME;
         while !unread.is_empty() && Instant::now() <= deadline {
-            if self.is_stopping.get() {
+            if self.is_stopping() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -949,7 +967,7 @@ impl CorePool {
 
     /// Rebuilds a column whose disk is detached on another disk, if there is space.
     async fn rebuild_elsewhere(&self, id: ColumnId, raid: &RaidVolume) -> Result<(), PoolError> {
-        let before = self.column_moves.borrow_mut().remove(&id);
+        let before = self.state_mut().column_moves.remove(&id);
         if let Some(ColumnMove { address, .. }) = before {
             self.cancel_move(id, address).await?;
         }
@@ -963,7 +981,7 @@ impl CorePool {
             Some(extent) => {
                 let column_move =
                     ColumnMove { to: extent_to, address: to, extent_number: extent.number() };
-                self.column_moves.borrow_mut().insert(id, column_move);
+                self.state_mut().column_moves.insert(id, column_move);
                 raid.replace_column(id.index, id.column, to);
             }
             None => self.cancel_move(id, to).await?,
@@ -990,7 +1008,7 @@ impl CorePool {
         let is_stale = |id: &ColumnId, column_move: &mut ColumnMove| {
             (id.volume, id.index) == (volume, index) && column_move.extent_number != number
         };
-        let stale: Vec<_> = self.column_moves.borrow_mut().extract_if(.., is_stale).collect();
+        let stale: Vec<_> = self.state_mut().column_moves.extract_if(.., is_stale).collect();
         for (id, ColumnMove { address, .. }) in stale {
             self.cancel_move(id, address).await?;
         }
@@ -1000,7 +1018,7 @@ impl CorePool {
     /// Cancels the moves of a volume that is not open here.
     async fn cancel_moves(&self, volume: PoolVolumeId) -> Result<(), PoolError> {
         let is_of_volume = |id: &ColumnId, _: &mut ColumnMove| id.volume == volume;
-        let moving: Vec<_> = self.column_moves.borrow_mut().extract_if(.., is_of_volume).collect();
+        let moving: Vec<_> = self.state_mut().column_moves.extract_if(.., is_of_volume).collect();
         for (id, ColumnMove { address, .. }) in moving {
             self.cancel_move(id, address).await?;
         }

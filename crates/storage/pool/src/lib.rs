@@ -50,6 +50,7 @@ mod report;
 mod requests;
 mod response_tracker;
 pub mod snapshot;
+mod version_log;
 
 pub use core_pool::CorePool;
 pub use discovery::{DiskInspection, NewDisk, inspect};

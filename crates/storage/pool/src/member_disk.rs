@@ -1,6 +1,6 @@
 //! The metadata areas of one member: its label, its journal, its snapshots.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,15 +37,21 @@ const IO_CHUNK_BYTES: usize = 256 << 10;
 pub(super) struct MemberDisk {
     disk: Disk,
     memory: Account,
-    label: Cell<MemberLabel>,
-    /// The versions of its two snapshots.
-    snapshot_versions: Cell<[u64; 2]>,
     /// Error counts of all cores.
     counters: Arc<DiskCounters>,
+    state: RefCell<MemberDiskState>,
+}
+
+/// What is known of the disk.
+#[derive(Debug)]
+struct MemberDiskState {
+    label: MemberLabel,
+    /// The versions of its two snapshots.
+    snapshot_versions: [u64; 2],
     /// How many writes to its metadata areas have completed.
-    completed_writes: Cell<u64>,
+    completed_writes: u64,
     /// The claim that keeps other machines from it.
-    claim: RefCell<Option<Rc<DiskClaim>>>,
+    claim: Option<Rc<DiskClaim>>,
 }
 
 /// The outcome of `work`, or [`DiskErrorKind::Gone`] if the disk does not answer in time. Requests
@@ -107,11 +113,13 @@ impl MemberDisk {
         Self {
             disk,
             memory,
-            label: Cell::new(label),
-            snapshot_versions: Cell::new([0; 2]),
             counters: Arc::default(),
-            completed_writes: Cell::new(0),
-            claim: RefCell::default(),
+            state: RefCell::new(MemberDiskState {
+                label,
+                snapshot_versions: [0; 2],
+                completed_writes: 0,
+                claim: None,
+            }),
         }
     }
 
@@ -125,27 +133,31 @@ impl MemberDisk {
         claim_settings: &ClaimSettings,
     ) -> Result<(), ClaimError> {
         let Some(claim) = claim_settings.claim else { return Ok(()) };
-        let label = self.label.get();
+        let label = self.label();
         let subject = ClaimSubject { set_id: label.pool_id, part_id: label.member_uuid };
         let lost_sender = claim_settings.lost_sender.clone();
         let disk_claim =
             DiskClaim::acquire(core, &self.disk, &self.memory, (subject, &claim), lost_sender)
                 .await?;
-        *self.claim.borrow_mut() = Some(Rc::new(disk_claim));
+        self.state.borrow_mut().claim = Some(Rc::new(disk_claim));
         Ok(())
     }
 
     fn claim(&self) -> Option<Rc<DiskClaim>> {
-        self.claim.borrow().clone()
+        self.state.borrow().claim.clone()
+    }
+
+    fn take_claim(&self) -> Option<Rc<DiskClaim>> {
+        self.state.borrow_mut().claim.take()
     }
 
     /// Until when this machine may use it.
     pub(super) fn lease(&self) -> Option<Arc<DiskLease>> {
-        self.claim.borrow().as_ref().map(|claim| claim.lease())
+        self.state.borrow().claim.as_ref().map(|claim| claim.lease())
     }
 
     fn gate(&self) -> Option<LeaseGate> {
-        self.claim.borrow().as_ref().map(|claim| claim.gate())
+        self.state.borrow().claim.as_ref().map(|claim| claim.gate())
     }
 
     /// Checks that this machine still has the claim.
@@ -163,7 +175,7 @@ impl MemberDisk {
 
     /// Releases the claim: other nodes may take the disk now. It must not be written any more.
     pub(super) async fn release_claim(&self) {
-        let Some(claim) = self.claim.take() else { return };
+        let Some(claim) = self.take_claim() else { return };
         let path = self.path().display();
         match timeout(DISK_TIMEOUT, claim.release()).await {
             Ok(Ok(())) => {}
@@ -178,7 +190,7 @@ impl MemberDisk {
 
     /// Ends its heartbeat, so that this node can reopen it at once.
     pub(super) async fn stop_heartbeat(&self) {
-        if let Some(claim) = self.claim.take() {
+        if let Some(claim) = self.take_claim() {
             claim.stop_heartbeat().await;
         }
     }
@@ -190,11 +202,11 @@ impl MemberDisk {
 
     /// Changes whenever a write to its metadata areas completes.
     pub(super) fn completed_writes(&self) -> u64 {
-        self.completed_writes.get()
+        self.state.borrow().completed_writes
     }
 
     pub(super) fn label(&self) -> MemberLabel {
-        self.label.get()
+        self.state.borrow().label
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -211,16 +223,16 @@ impl MemberDisk {
 
     /// The version of the newer snapshot.
     pub(super) fn latest_snapshot_version(&self) -> u64 {
-        let [a, b] = self.snapshot_versions.get();
+        let [a, b] = self.state.borrow().snapshot_versions;
         a.max(b)
     }
 
     /// Writes `label` with the next generation.
     pub(super) async fn write_label(&self, label: MemberLabel) -> Result<(), DiskError> {
-        let label = MemberLabel { generation: self.label.get().generation + 1, ..label };
+        let label = MemberLabel { generation: self.label().generation + 1, ..label };
         // A failed attempt may leave one copy with this generation: the next attempt takes a higher
         // one.
-        self.label.set(label);
+        self.state.borrow_mut().label = label;
         for (slot, at) in [(1, LABEL_OFFSETS[1]), (0, LABEL_OFFSETS[0])] {
             self.write(at, &label.to_bytes(slot)).await?;
             self.sync().await?;
@@ -241,7 +253,7 @@ impl MemberDisk {
 
     /// Loads its metadata from its snapshots and its journal.
     pub(super) async fn load_metadata(&self) -> Result<Metadata, LoadError> {
-        let (label, mut snapshots) = (self.label.get(), Vec::new());
+        let (label, mut snapshots) = (self.label(), Vec::new());
         let mut versions = [0; 2];
         for (at, version) in label.layout.snapshots_at.into_iter().zip(&mut versions) {
             if let Some(found) = self.read_snapshot(at, &label).await? {
@@ -249,7 +261,7 @@ impl MemberDisk {
                 snapshots.push(found);
             }
         }
-        self.snapshot_versions.set(versions);
+        self.state.borrow_mut().snapshot_versions = versions;
         let blocks = self.read_journal(&label).await?;
         Ok(replay_member(&label, snapshots, blocks)?)
     }
@@ -307,7 +319,7 @@ impl MemberDisk {
 
     /// Makes a journal block durable.
     pub(super) async fn write_block(&self, block: &JournalBlock) -> Result<(), DiskError> {
-        let label = self.label.get();
+        let label = self.label();
         let slot =
             JournalBlock::journal_slot(block.version_id.version, label.layout.journal_blocks);
         let at = label.layout.journal_block_at(slot);
@@ -317,8 +329,8 @@ impl MemberDisk {
 
     /// Makes a snapshot of this version durable, in place of the older one.
     pub(super) async fn write_snapshot(&self, bytes: &[u8], version: u64) -> Result<(), DiskError> {
-        let layout = self.label.get().layout;
-        let mut versions = self.snapshot_versions.get();
+        let layout = self.label().layout;
+        let mut versions = self.state.borrow().snapshot_versions;
         let older = usize::from(versions[1] < versions[0]);
         if bytes.len() as u64 > u64::from(layout.snapshot_blocks) * BLOCK_BYTES as u64 {
             return Err(DiskError { kind: DiskErrorKind::PastEnd, errno: 0 });
@@ -329,21 +341,21 @@ impl MemberDisk {
         }
         self.sync().await?;
         versions[older] = version;
-        self.snapshot_versions.set(versions);
+        self.state.borrow_mut().snapshot_versions = versions;
         Ok(())
     }
 
     /// Erases its snapshots.
     pub(super) async fn erase_snapshots(&self) -> Result<(), DiskError> {
-        let layout = self.label.get().layout;
+        let layout = self.label().layout;
         self.zero(layout.snapshots_at[0], layout.log_rings_at).await?;
-        self.snapshot_versions.set([0; 2]);
+        self.state.borrow_mut().snapshot_versions = [0; 2];
         self.sync().await
     }
 
     /// Erases its journal, its rings and its dirty lists: only its snapshot remains.
     pub(super) async fn erase_journal_and_logs(&self) -> Result<(), DiskError> {
-        let layout = self.label.get().layout;
+        let layout = self.label().layout;
         self.zero(layout.journal_at, layout.journal_block_at(layout.journal_blocks)).await?;
         self.zero(layout.log_rings_at, layout.extents_at).await?;
         self.sync().await
@@ -351,7 +363,7 @@ impl MemberDisk {
 
     /// Zeroes a physical extent, durably.
     pub(super) async fn zero_extent(&self, extent: PhysicalExtent) -> Result<(), DiskError> {
-        let layout = self.label.get().layout;
+        let layout = self.label().layout;
         let at = layout.physical_extent_at(extent.index);
         self.zero(at, at + layout.physical_extent_bytes).await?;
         self.sync().await
@@ -363,7 +375,7 @@ impl MemberDisk {
         &self,
         extent: PhysicalExtent,
     ) -> Result<(), DiskError> {
-        let layout = self.label.get().layout;
+        let layout = self.label().layout;
         let end = layout.physical_extent_at(extent.index) + layout.physical_extent_bytes;
         self.zero(end - EXTENT_METADATA_BYTES, end).await?;
         self.sync().await
@@ -395,7 +407,7 @@ impl MemberDisk {
     }
 
     fn count_completion<T>(&self, ended: T) -> T {
-        self.completed_writes.set(self.completed_writes.get() + 1);
+        self.state.borrow_mut().completed_writes += 1;
         ended
     }
 }

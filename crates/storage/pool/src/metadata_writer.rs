@@ -5,8 +5,8 @@
 //! know of the commit ([RFD 0030](../../../../docs/rfd/0030-pools.md), 5). The next version
 //! detaches a member that fails to write one.
 
-use std::cell::{Cell, Ref, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::cell::{Ref, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,13 +20,13 @@ use tokio::time::timeout;
 
 use super::disk_claims::pool_claim_lost;
 use super::error::{PoolError, metadata_io_error};
-use super::journal::JournalBlock;
 use super::member_disk::MemberDisk;
 use super::member_label::MemberLabel;
 use super::metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use super::open_pool::error_counts::{add_counts, total_counts};
-use super::quorum::{VoterSet, WriteTargets, check_write_quorum, may_drop_absent};
+use super::quorum::may_drop_absent;
 use super::response_tracker::ResponseTracker;
+use super::version_log::{Acknowledgement, CommitRequest, VersionLog};
 
 /// How long a member may take to write a version that others have written.
 pub(super) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,52 +44,35 @@ const MIN_HOLD_TIME: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(super) struct MetadataWriter {
     metadata: RefCell<Metadata>,
-    /// Members that get every version: they hold the last one, or it is being written.
-    disks: RefCell<BTreeMap<MemberId, Rc<MemberDisk>>>,
-    /// Error counts of disks, detached ones included.
-    counters: RefCell<BTreeMap<MemberId, Arc<DiskCounters>>>,
-    /// Members in `disks` that are not voters yet.
-    learners: RefCell<BTreeSet<MemberId>>,
+    state: RefCell<WriterState>,
     /// Members that the operator declared lost.
     declared_lost: MemberSet,
-    /// The last version known to be committed.
-    committed: Cell<u64>,
-    /// The last version of whose commit all voters know.
-    commit_known: Cell<u64>,
-    queued: RefCell<VecDeque<CommitRequest>>,
-    /// Requests whose version is not committed yet, or not yet known to be.
-    pending: RefCell<Vec<(u64, CommitRequest)>>,
     work_available: Notify,
     /// Held while a version is written or a learner added.
     write_lock: Mutex<()>,
-    fatal_error: RefCell<Option<PoolError>>,
-    /// Members that do not answer: nothing waits for them any more.
-    abandoned: Cell<MemberSet>,
     abandoned_changed: Notify,
-    /// Members that have been probed and have not answered.
-    probed: Cell<MemberSet>,
     probe_answered: Notify,
-    is_closed: Cell<bool>,
-    is_snapshotting: Cell<bool>,
     /// Gets members that are detached because they failed to write a version.
     failed_members: mpsc::UnboundedSender<MemberId>,
 }
 
-#[derive(Debug)]
-struct CommitRequest {
-    changes: Vec<Change>,
-    /// Whether all voters must know of the commit.
-    waits_until_known: bool,
-    reply: Option<oneshot::Sender<Result<(), PoolError>>>,
-}
-
-impl CommitRequest {
-    fn complete(&mut self, outcome: Result<(), PoolError>) {
-        if let Some(reply) = self.reply.take() {
-            // If nobody waits any more, the change is made all the same.
-            let _ = reply.send(outcome);
-        }
-    }
+/// What the writer knows besides the metadata: plain data, never borrowed across an `await`.
+#[derive(Debug, Default)]
+struct WriterState {
+    log: VersionLog,
+    /// Members that get every version: they hold the last one, or it is being written.
+    disks: BTreeMap<MemberId, Rc<MemberDisk>>,
+    /// Error counts of disks, detached ones included.
+    counters: BTreeMap<MemberId, Arc<DiskCounters>>,
+    /// Members in `disks` that are not voters yet.
+    learners: BTreeSet<MemberId>,
+    /// Members that do not answer: nothing waits for them any more.
+    abandoned: MemberSet,
+    /// Members that have been probed and have not answered.
+    probed: MemberSet,
+    fatal_error: Option<PoolError>,
+    is_closed: bool,
+    is_snapshotting: bool,
 }
 
 impl MetadataWriter {
@@ -104,25 +87,20 @@ impl MetadataWriter {
             let before = metadata.member(*id).map(|member| member.error_counts);
             add_counts(&disk.counters(), before.unwrap_or_default());
         }
+        let state = WriterState {
+            log: VersionLog::new(metadata.committed_version()),
+            counters: disks.iter().map(|(id, disk)| (*id, disk.counters())).collect(),
+            disks,
+            ..WriterState::default()
+        };
         Rc::new(Self {
-            counters: RefCell::new(disks.iter().map(|(id, disk)| (*id, disk.counters())).collect()),
-            committed: Cell::new(metadata.committed_version()),
-            commit_known: Cell::new(metadata.committed_version()),
             metadata: RefCell::new(metadata),
-            disks: RefCell::new(disks),
-            learners: RefCell::default(),
+            state: RefCell::new(state),
             declared_lost,
-            queued: RefCell::default(),
-            pending: RefCell::default(),
             work_available: Notify::new(),
             write_lock: Mutex::new(()),
-            fatal_error: RefCell::default(),
-            abandoned: Cell::default(),
             abandoned_changed: Notify::new(),
-            probed: Cell::default(),
             probe_answered: Notify::new(),
-            is_closed: Cell::new(false),
-            is_snapshotting: Cell::new(false),
             failed_members,
         })
     }
@@ -159,7 +137,7 @@ impl MetadataWriter {
 
     /// The disk of a member that gets every version.
     pub(super) fn disk(&self, member: MemberId) -> Option<Rc<MemberDisk>> {
-        self.disks.borrow().get(&member).cloned()
+        self.state.borrow().disks.get(&member).cloned()
     }
 
     /// Whether the operator declared the member lost when this term began.
@@ -169,17 +147,17 @@ impl MetadataWriter {
 
     /// Error counts of a disk that has been in use since the pool was opened.
     pub(super) fn counters(&self, member: MemberId) -> Option<Arc<DiskCounters>> {
-        self.counters.borrow().get(&member).cloned()
+        self.state.borrow().counters.get(&member).cloned()
     }
 
     /// All disks that get every version.
     pub(super) fn disks(&self) -> Vec<(MemberId, Rc<MemberDisk>)> {
-        self.disks.borrow().iter().map(|(id, disk)| (*id, Rc::clone(disk))).collect()
+        self.state.borrow().disks.iter().map(|(id, disk)| (*id, Rc::clone(disk))).collect()
     }
 
     /// Why nothing more is written, if so.
     pub(super) fn fatal_error(&self) -> Option<PoolError> {
-        self.fatal_error.borrow().clone()
+        self.state.borrow().fatal_error.clone()
     }
 
     /// Makes a change, and completes when its version is committed; for membership changes, when
@@ -196,7 +174,7 @@ impl MetadataWriter {
     pub(super) async fn commit_all(&self, changes: Vec<Change>) -> Result<(), PoolError> {
         let (reply, outcome) = oneshot::channel();
         let waits_until_known = changes.iter().any(changes_voters);
-        self.enqueue(CommitRequest { changes, waits_until_known, reply: Some(reply) });
+        self.enqueue(CommitRequest::new(changes, waits_until_known, Some(reply)));
         outcome.await.unwrap_or_else(|_| Err(closed_error()))
     }
 
@@ -220,7 +198,7 @@ impl MetadataWriter {
         }
         match since() {
             // The detachment may not be committed yet: wait until it is.
-            Some(since) if since > self.commit_known.get() => {
+            Some(since) if since > self.state.borrow().log.commit_known() => {
                 self.await_commit().await.map(|()| false)
             }
             _ => Ok(false),
@@ -261,7 +239,19 @@ impl MetadataWriter {
 
     /// Whether a member was abandoned because it did not answer: nothing waits for it any more.
     pub(super) fn is_abandoned(&self, id: MemberId) -> bool {
-        self.abandoned.get().contains(id)
+        self.abandoned().contains(id)
+    }
+
+    fn abandoned(&self) -> MemberSet {
+        self.state.borrow().abandoned
+    }
+
+    fn probed(&self) -> MemberSet {
+        self.state.borrow().probed
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state.borrow().is_closed
     }
 
     /// Whether all of these may be abandoned, given how the other disks answer now: what stopped
@@ -285,7 +275,7 @@ impl MetadataWriter {
         &self,
         excluded: MemberSet,
     ) -> impl Iterator<Item = (MemberId, Rc<MemberDisk>)> + use<> {
-        let excluded = excluded.union(self.abandoned.get());
+        let excluded = excluded.union(self.abandoned());
         self.disks().into_iter().filter(move |(id, _)| !excluded.contains(*id))
     }
 
@@ -293,14 +283,20 @@ impl MetadataWriter {
     async fn unresponsive_others(self: &Rc<Self>, excluded: MemberSet) -> MemberSet {
         for (id, disk) in self.other_disks(excluded) {
             // A disk with a probe outstanding is not probed again.
-            if self.probed.get().contains(id) {
+            if self.probed().contains(id) {
                 continue;
             }
-            self.probed.set(self.probed.get().with(id));
+            {
+                let probed = &mut self.state.borrow_mut().probed;
+                *probed = probed.with(id);
+            }
             let this = Rc::clone(self);
             tokio::task::spawn_local(async move {
                 disk.wait_response().await;
-                this.probed.set(this.probed.get().without_member(id));
+                {
+                    let probed = &mut this.state.borrow_mut().probed;
+                    *probed = probed.without_member(id);
+                }
                 this.probe_answered.notify_waiters();
             });
         }
@@ -308,20 +304,20 @@ impl MetadataWriter {
         let all_answer = async {
             loop {
                 let answered = self.probe_answered.notified();
-                if self.probed.get().intersection(others).is_empty() {
+                if self.probed().intersection(others).is_empty() {
                     return;
                 }
                 answered.await;
             }
         };
         let _ = timeout(PROBE_TIMEOUT, all_answer).await;
-        self.probed.get().intersection(others)
+        self.probed().intersection(others)
     }
 
     /// Whether the pool can go on without these members and loses no data.
     fn may_run_without(&self, unresponsive: MemberSet) -> bool {
         let metadata = self.metadata();
-        let present = metadata.voters().difference(unresponsive.union(self.abandoned.get()));
+        let present = metadata.voters().difference(unresponsive.union(self.abandoned()));
         let detached = metadata.members().filter(|(id, _)| !present.contains(*id)).count();
         let is_empty = metadata.volumes().all(|(_, volume)| volume.extents().next().is_none());
         let holds_nothing =
@@ -342,7 +338,10 @@ impl MetadataWriter {
 
     fn abandon(&self, id: MemberId) {
         self.disk(id).into_iter().for_each(hold_until_idle);
-        self.abandoned.set(self.abandoned.get().with(id));
+        {
+            let abandoned = &mut self.state.borrow_mut().abandoned;
+            *abandoned = abandoned.with(id);
+        }
         self.abandoned_changed.notify_waiters();
     }
 
@@ -426,7 +425,7 @@ impl MetadataWriter {
         let abandoned = async {
             loop {
                 let changed = self.abandoned_changed.notified();
-                if self.abandoned.get().contains(id) {
+                if self.is_abandoned(id) {
                     return;
                 }
                 changed.await;
@@ -453,7 +452,7 @@ impl MetadataWriter {
                 let before = disk.completed_writes();
                 ResponseTracker::single(id).wait_unresponsive(DISK_TIMEOUT, |_| true).await;
                 let moves = || disk.completed_writes() != before;
-                if self.is_closed.get() || (!moves() && self.others_respond(id).await && !moves()) {
+                if self.is_closed() || (!moves() && self.others_respond(id).await && !moves()) {
                     return;
                 }
             }
@@ -482,7 +481,7 @@ impl MetadataWriter {
     fn check_running(&self) -> Result<(), PoolError> {
         match self.fatal_error() {
             Some(why) => Err(why),
-            None if self.is_closed.get() => Err(closed_error()),
+            None if self.is_closed() => Err(closed_error()),
             None => Ok(()),
         }
     }
@@ -490,19 +489,15 @@ impl MetadataWriter {
     /// Completes once all voters know that earlier changes are committed.
     pub(super) async fn await_commit(&self) -> Result<(), PoolError> {
         let (reply, outcome) = oneshot::channel();
-        self.enqueue(CommitRequest {
-            changes: Vec::new(),
-            waits_until_known: true,
-            reply: Some(reply),
-        });
+        self.enqueue(CommitRequest::new(Vec::new(), true, Some(reply)));
         outcome.await.unwrap_or_else(|_| Err(closed_error()))
     }
 
-    fn enqueue(&self, mut request: CommitRequest) {
+    fn enqueue(&self, request: CommitRequest) {
         match self.check_running() {
             Err(why) => request.complete(Err(why)),
             Ok(()) => {
-                self.queued.borrow_mut().push_back(request);
+                self.state.borrow_mut().log.enqueue(request);
                 self.work_available.notify_one();
             }
         }
@@ -510,8 +505,9 @@ impl MetadataWriter {
 
     /// Writes versions until [`Self::close`].
     pub(super) async fn run(self: Rc<Self>) {
-        while !self.is_closed.get() && self.fatal_error().is_none() {
-            if self.has_work() {
+        while !self.is_closed() && self.fatal_error().is_none() {
+            let has_work = self.state.borrow().log.has_work();
+            if has_work {
                 let _guard = self.write_lock.lock().await;
                 if let Err(why) = self.write_version().await {
                     self.fail(&why);
@@ -526,144 +522,78 @@ impl MetadataWriter {
     /// Ends writing, and fails the requests that wait. Its disks can then be reopened even if this
     /// object still exists, except those with requests in flight.
     pub(super) async fn close(&self) {
-        self.is_closed.set(true);
+        self.state.borrow_mut().is_closed = true;
         self.work_available.notify_one();
         let _guard = self.write_lock.lock().await;
         self.fail_requests(&closed_error());
-        self.disks.take();
-    }
-
-    fn has_work(&self) -> bool {
-        // A request that waits until its commit is known needs one more version.
-        !self.queued.borrow().is_empty() || !self.pending.borrow().is_empty()
+        let disks = std::mem::take(&mut self.state.borrow_mut().disks);
+        drop(disks);
     }
 
     fn fail(&self, why: &PoolError) {
         tracing::error!(error = %why, "no more metadata is written to the pool");
-        self.fatal_error.borrow_mut().get_or_insert_with(|| why.clone());
+        self.state.borrow_mut().fatal_error.get_or_insert_with(|| why.clone());
         self.fail_requests(why);
     }
 
     fn fail_requests(&self, why: &PoolError) {
-        let mut all: Vec<CommitRequest> = self.queued.borrow_mut().drain(..).collect();
-        all.extend(self.pending.borrow_mut().drain(..).map(|(_, request)| request));
-        all.iter_mut().for_each(|request| request.complete(Err(why.clone())));
+        let requests = self.state.borrow_mut().log.take_requests();
+        requests.into_iter().for_each(|request| request.complete(Err(why.clone())));
     }
 
     async fn write_version(self: &Rc<Self>) -> Result<(), PoolError> {
         self.verify_claims().await?;
-        let before = VoterSet::from_metadata(&self.metadata());
-        let (previous, committed) = (self.metadata().version_id().term_id, self.committed.get());
-        self.metadata.borrow_mut().begin_version(committed)?;
-        let (changes, requests) = self.take_batch();
-        let (version_id, voters) = (self.metadata().version_id(), self.metadata().voters());
         let disks = self.disks();
         let following: MemberSet = disks.iter().map(|(id, _)| *id).collect();
-        let written =
-            WriteTargets { following, current: following, declared_lost: self.declared_lost };
-        check_write_quorum(&before, &self.metadata(), &written)
-            .map_err(|why| PoolError::new(why.to_string()))?;
-        self.pending.borrow_mut().extend(requests.into_iter().map(|w| (version_id.version, w)));
-        let block = JournalBlock { version_id, previous_term: previous, committed, changes };
-        let is_target = |id: &MemberId| voters.contains(*id) || self.learners.borrow().contains(id);
-        let targets = disks.iter().filter(|(id, _)| is_target(id));
-        let each = targets.map(|(id, disk)| (*id, disk.write_block(&block)));
-        let mut all_written = true;
+        let mut proposal = {
+            let metadata = &mut *self.metadata.borrow_mut();
+            self.state.borrow_mut().log.propose(metadata, following, self.declared_lost)?
+        };
+        let voters = proposal.voters;
+        let targets = disks.iter().filter(|(id, _)| self.is_target(voters, *id));
+        let each = targets.map(|(id, disk)| (*id, disk.write_block(&proposal.block)));
         for (id, outcome) in self.for_each_member(DISK_TIMEOUT, each).await {
-            match outcome {
-                Err(why) if voters.contains(id) => {
-                    all_written = false;
-                    let path = self.disk(id).map(|disk| disk.path().to_owned());
-                    self.detach_failed(id, &metadata_io_error(&path.unwrap_or_default(), why));
+            let path = self.disk(id).map(|disk| disk.path().to_owned()).unwrap_or_default();
+            let is_written = outcome.is_ok();
+            let answer = self.state.borrow_mut().log.acknowledge(&mut proposal, id, is_written);
+            match (answer, outcome) {
+                (Acknowledgement::VoterFailed, Err(why)) => {
+                    self.drop_failed_voter(id, &metadata_io_error(&path, why));
                 }
-                // It does not become a voter: the task that adds it sees that it failed.
-                Err(_) => drop(self.disks.borrow_mut().remove(&id)),
-                Ok(()) => {}
+                // The task that adds it sees that it failed.
+                (Acknowledgement::LearnerFailed, _) => self.drop_disk(id),
+                _ => {}
             }
         }
         // Members that are no longer voters get nothing more.
-        self.disks.borrow_mut().retain(|id, _| is_target(id));
-        if all_written {
-            self.committed.set(version_id.version);
-            self.commit_known.set(committed);
-        }
-        self.complete_committed();
+        self.retain_disks(|id| self.is_target(voters, id));
+        let complete = self.state.borrow_mut().log.commit(&proposal);
+        complete.into_iter().for_each(|request| request.complete(Ok(())));
         Ok(())
     }
 
-    /// A member failed to write a version: the next version detaches it.
-    fn detach_failed(&self, id: MemberId, why: &PoolError) {
+    /// Whether a version with these voters is written to the member.
+    fn is_target(&self, voters: MemberSet, id: MemberId) -> bool {
+        voters.contains(id) || self.state.borrow().learners.contains(&id)
+    }
+
+    /// The member gets no more versions.
+    fn drop_disk(&self, id: MemberId) {
+        let disk = self.state.borrow_mut().disks.remove(&id);
+        drop(disk);
+    }
+
+    /// The other members get no more versions.
+    fn retain_disks(&self, which: impl Fn(MemberId) -> bool) {
+        let dropped = self.disks().into_iter().map(|(id, _)| id).filter(|id| !which(*id));
+        dropped.collect::<Vec<_>>().into_iter().for_each(|id| self.drop_disk(id));
+    }
+
+    /// A voter has failed, and the next version detaches it.
+    fn drop_failed_voter(&self, id: MemberId, why: &PoolError) {
         tracing::error!(member = id.0, error = %why, "a disk of the pool is detached: replace it");
-        self.disks.borrow_mut().remove(&id);
-        let request = CommitRequest {
-            changes: vec![Change::Detach(id)],
-            waits_until_known: true,
-            reply: None,
-        };
-        self.queued.borrow_mut().push_front(request);
+        self.drop_disk(id);
         let _ = self.failed_members.send(id);
-    }
-
-    /// The member that `change` would make a voter, if it has failed since it was added as a
-    /// learner: it must not become one.
-    fn failed_new_voter(&self, change: &Change) -> Option<MemberId> {
-        let (Change::AddMember { member, .. } | Change::Reattach { member, .. }) = change else {
-            return None;
-        };
-        (!self.disks.borrow().contains_key(member)).then_some(*member)
-    }
-
-    /// Applies queued requests as far as they fit into a block, and fails those that are refused.
-    fn take_batch(&self) -> (Vec<Change>, Vec<CommitRequest>) {
-        let (mut changes, mut applied, mut free_bytes) =
-            (Vec::new(), Vec::new(), JournalBlock::capacity_bytes());
-        loop {
-            let next = self.queued.borrow_mut().pop_front();
-            let Some(mut next) = next else { break };
-            if let Some(id) = next.changes.iter().find_map(|change| self.failed_new_voter(change)) {
-                next.complete(Err(PoolError::new(format!(
-                    "disk {} failed while it was being added",
-                    id.0
-                ))));
-                continue;
-            }
-            let bytes: usize = next.changes.iter().map(Change::encoded_bytes).sum();
-            if bytes > free_bytes {
-                if applied.is_empty() && changes.is_empty() {
-                    next.complete(Err(PoolError::new("the changes do not fit into one version")));
-                    continue;
-                }
-                self.queued.borrow_mut().push_front(next);
-                break;
-            }
-            let mut metadata = self.metadata.borrow_mut();
-            let outcome = next.changes.iter().try_for_each(|change| metadata.apply(change));
-            match outcome {
-                Ok(()) => {
-                    free_bytes -= bytes;
-                    changes.extend(next.changes.iter().cloned());
-                    applied.push(next);
-                }
-                Err(why) => next.complete(Err(why.into())),
-            }
-        }
-        (changes, applied)
-    }
-
-    /// Completes the requests whose versions are committed, and known to be if they wait for that.
-    fn complete_committed(&self) {
-        let mut pending = self.pending.borrow_mut();
-        let is_complete = |(version, request): &mut (u64, CommitRequest)| {
-            *version
-                <= if request.waits_until_known {
-                    self.commit_known.get()
-                } else {
-                    self.committed.get()
-                }
-        };
-        let complete: Vec<_> = pending.extract_if(.., is_complete).collect();
-        drop(pending);
-        complete.into_iter().for_each(|(_, mut request)| request.complete(Ok(())));
     }
 
     /// Starts a snapshot if half a journal has been used since the last one.
@@ -674,14 +604,16 @@ impl MetadataWriter {
             version.saturating_sub(disk.latest_snapshot_version()) >= blocks / 2
         };
         let due = this.disks().iter().any(|(_, disk)| is_due(disk));
-        if !due || this.is_snapshotting.replace(true) {
+        let is_running =
+            due && std::mem::replace(&mut this.state.borrow_mut().is_snapshotting, true);
+        if !due || is_running {
             return;
         }
         let bytes = this.metadata().encode_snapshot();
         let this = Rc::clone(this);
         tokio::task::spawn_local(async move {
             this.write_snapshots(&bytes, version).await;
-            this.is_snapshotting.set(false);
+            this.state.borrow_mut().is_snapshotting = false;
         });
     }
 
@@ -692,7 +624,8 @@ impl MetadataWriter {
             if let Err(why) = outcome
                 && let Some(disk) = self.disk(id)
             {
-                self.detach_failed(id, &metadata_io_error(disk.path(), why));
+                self.state.borrow_mut().log.detach_failed(id);
+                self.drop_failed_voter(id, &metadata_io_error(disk.path(), why));
                 self.work_available.notify_one();
             }
         }
@@ -712,8 +645,9 @@ impl MetadataWriter {
         self.check_running()?;
         let (bytes, version_id) = (self.metadata().encode_snapshot(), self.metadata().version_id());
         // A label may only name a version that was committed.
+        let committed = self.state.borrow().log.committed();
         let term_start =
-            self.metadata().version_id_of(self.committed.get()).unwrap_or(disk.label().term_start);
+            self.metadata().version_id_of(committed).unwrap_or(disk.label().term_start);
         let prepared = async {
             disk.write_snapshot(&bytes, version_id.version).await?;
             disk.erase_journal_and_logs().await?;
@@ -721,10 +655,11 @@ impl MetadataWriter {
         };
         let prepared = self.unless_stuck(id, disk, prepared).await;
         prepared.map_err(|why| metadata_io_error(disk.path(), why))?;
-        self.abandoned.set(self.abandoned.get().without_member(id));
-        self.learners.borrow_mut().insert(id);
         self.carry_counters_over(id, disk);
-        self.disks.borrow_mut().insert(id, Rc::clone(disk));
+        let state = &mut *self.state.borrow_mut();
+        state.abandoned = state.abandoned.without_member(id);
+        state.learners.insert(id);
+        state.disks.insert(id, Rc::clone(disk));
         Ok(())
     }
 
@@ -741,14 +676,14 @@ impl MetadataWriter {
             None => member.error_counts,
         });
         add_counts(&disk.counters(), before.unwrap_or_default());
-        self.counters.borrow_mut().insert(id, disk.counters());
+        self.state.borrow_mut().counters.insert(id, disk.counters());
     }
 
     /// Ends a disk's time as a learner: it is a voter now, or is dropped.
     pub(super) fn end_learner(&self, id: MemberId) {
-        self.learners.borrow_mut().remove(&id);
+        self.state.borrow_mut().learners.remove(&id);
         let voters = self.metadata().voters();
-        self.disks.borrow_mut().retain(|id, _| voters.contains(*id));
+        self.retain_disks(|id| voters.contains(id));
     }
 }
 

@@ -1,6 +1,6 @@
 //! An open pool on its owner core: handles requests of the other cores, and sends them events.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -133,42 +133,50 @@ pub struct Pool {
     claim_settings: ClaimSettings,
     pub(super) writer: Rc<MetadataWriter>,
     handle: PoolHandle,
-    reserved: RefCell<ReservedExtents>,
-    core_events: RefCell<Vec<(u16, mpsc::UnboundedSender<PoolEvent>)>>,
-    /// Rings of attached cores, and of cores that left entries behind that need recovery.
-    rings_in_use: RefCell<BTreeSet<u16>>,
-    /// The ring that has the entries of each volume.
-    volume_rings: RefCell<BTreeMap<PoolVolumeId, u16>>,
-    /// How many ranges of entry numbers have been given out in this term.
-    number_ranges: Cell<u64>,
     /// Held exclusively to admit or remove a member; shared by those that need a consistent
     /// membership.
     membership_lock: RwLock<()>,
     /// Held to create a volume.
     create_lock: Mutex<()>,
+    /// Read with [`Self::state`], changed with [`Self::state_mut`].
+    state: RefCell<PoolState>,
+    mistake: Mistake,
+}
+
+/// What the owner of a pool knows besides the metadata: plain data, never borrowed across an
+/// `await`.
+#[derive(Debug, Default)]
+struct PoolState {
+    reserved: ReservedExtents,
+    core_events: Vec<(u16, mpsc::UnboundedSender<PoolEvent>)>,
+    /// Rings of attached cores, and of cores that left entries behind that need recovery.
+    rings_in_use: BTreeSet<u16>,
+    /// The ring that has the entries of each volume.
+    volume_rings: BTreeMap<PoolVolumeId, u16>,
+    /// How many ranges of entry numbers have been given out in this term.
+    number_ranges: u64,
     /// Members that are slow, and unresponsive members that must be waited for, as far as they have
     /// been logged.
-    slow_members: RefCell<BTreeSet<MemberId>>,
-    awaited_members: RefCell<BTreeSet<MemberId>>,
+    slow_members: BTreeSet<MemberId>,
+    awaited_members: BTreeSet<MemberId>,
     /// The member that is being admitted.
-    joining: Cell<Option<JoiningMember>>,
+    joining: Option<JoiningMember>,
     /// How often admission of each member was attempted.
-    join_generations: RefCell<BTreeMap<MemberId, u64>>,
+    join_generations: BTreeMap<MemberId, u64>,
     /// Columns that are being moved, and their targets.
-    column_moves: RefCell<BTreeMap<ColumnId, PhysicalExtent>>,
+    column_moves: BTreeMap<ColumnId, PhysicalExtent>,
     /// Members that are about to be reattached: columns on them are not moved.
-    returning_members: RefCell<BTreeSet<MemberId>>,
+    returning_members: BTreeSet<MemberId>,
     /// The path where each member was last opened.
-    last_paths: RefCell<BTreeMap<MemberId, PathBuf>>,
+    last_paths: BTreeMap<MemberId, PathBuf>,
     /// Detached members that were missing at the last look.
-    absent_members: RefCell<BTreeSet<MemberId>>,
+    absent_members: BTreeSet<MemberId>,
     /// Members that leave the pool when they hold no columns any more.
-    members_to_remove: RefCell<BTreeSet<MemberId>>,
-    tasks: RefCell<Vec<JoinHandle<()>>>,
+    members_to_remove: BTreeSet<MemberId>,
+    tasks: Vec<JoinHandle<()>>,
     /// The current or last scrub, and how many cores have not finished it.
-    current_scrub: Cell<Option<(PoolScrubReport, usize)>>,
-    is_closed: Cell<bool>,
-    mistake: Mistake,
+    current_scrub: Option<(PoolScrubReport, usize)>,
+    is_closed: bool,
 }
 
 /// Chooses the longest columns with which an extent has at most 64 MiB of data, and the geometry
@@ -223,6 +231,21 @@ fn absent_members(writer: &MetadataWriter, found: &BTreeSet<MemberId>) -> BTreeS
 }
 
 impl Pool {
+    /// Reads the state. The guard must not be kept while anything else of the pool is called that
+    /// may change it.
+    fn state(&self) -> Ref<'_, PoolState> {
+        self.state.borrow()
+    }
+
+    /// Changes the state. The guard must not be kept while anything else of the pool is called.
+    fn state_mut(&self) -> RefMut<'_, PoolState> {
+        self.state.borrow_mut()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state().is_closed
+    }
+
     /// Creates a pool of these disks, and opens it. On failure the labels of the disks say that
     /// they were not finished.
     ///
@@ -329,25 +352,15 @@ impl Pool {
             claim_settings: claim_settings.without_take_over(),
             writer,
             handle,
-            reserved: RefCell::default(),
-            core_events: RefCell::default(),
-            rings_in_use: RefCell::default(),
-            volume_rings: RefCell::default(),
-            number_ranges: Cell::new(0),
             membership_lock: RwLock::new(()),
             create_lock: Mutex::new(()),
-            slow_members: RefCell::default(),
-            awaited_members: RefCell::default(),
-            joining: Cell::new(None),
-            join_generations: RefCell::default(),
-            column_moves: RefCell::default(),
-            returning_members: RefCell::new(found),
-            last_paths: RefCell::new(opened),
-            absent_members: RefCell::new(absent),
-            members_to_remove: RefCell::default(),
-            tasks: RefCell::new(vec![writer_task]),
-            current_scrub: Cell::new(None),
-            is_closed: Cell::new(false),
+            state: RefCell::new(PoolState {
+                returning_members: found,
+                last_paths: opened,
+                absent_members: absent,
+                tasks: vec![writer_task],
+                ..PoolState::default()
+            }),
             mistake,
         });
         pool.start_tasks(requests, failed, returning);
@@ -441,7 +454,7 @@ impl Pool {
                 pool.write_periodic_version().await;
             }
         });
-        self.tasks.borrow_mut().extend([
+        self.state_mut().tasks.extend([
             request_task,
             failure_task,
             reattach_task,
@@ -471,7 +484,7 @@ impl Pool {
                 pool.on_claim_lost(&lost);
             }
         });
-        self.tasks.borrow_mut().push(claim_task);
+        self.state_mut().tasks.push(claim_task);
     }
 
     /// Closes the pool. None of its volumes may be open any more.
@@ -486,7 +499,8 @@ impl Pool {
     /// Ends all work, and returns the disks it had, which get no more writes; none if it has ended
     /// before.
     async fn shut_down(&self) -> Vec<Rc<MemberDisk>> {
-        if self.is_closed.replace(true) {
+        let was_closed = std::mem::replace(&mut self.state_mut().is_closed, true);
+        if was_closed {
             return Vec::new();
         }
         // A copy of a disk that was made while the pool was open lacks this version. The writer
@@ -497,7 +511,8 @@ impl Pool {
         }
         let disks = self.writer.disks().into_iter().map(|(_, disk)| disk).collect();
         self.writer.close().await;
-        self.tasks.borrow_mut().drain(..).for_each(|task| task.abort());
+        let tasks = std::mem::take(&mut self.state_mut().tasks);
+        tasks.into_iter().for_each(|task| task.abort());
         disks
     }
 
@@ -534,7 +549,7 @@ impl Pool {
     }
 
     fn broadcast(&self, event: impl Fn() -> PoolEvent) {
-        self.core_events.borrow_mut().retain(|(_, core)| core.send(event()).is_ok());
+        self.state_mut().core_events.retain(|(_, core)| core.send(event()).is_ok());
     }
 
     async fn handle_request(self: Rc<Self>, request: PoolRequest) {
@@ -603,11 +618,12 @@ impl Pool {
 
     /// A core has detached in order: the moves of its volumes end.
     fn on_core_detached(&self, ring: u16) {
-        self.rings_in_use.borrow_mut().remove(&ring);
-        let mut rings = self.volume_rings.borrow_mut();
-        let volumes: BTreeSet<PoolVolumeId> =
-            rings.extract_if(.., |_, ring_of| *ring_of == ring).map(|(id, _)| id).collect();
-        drop(rings);
+        let volumes: BTreeSet<PoolVolumeId> = {
+            let state = &mut *self.state_mut();
+            state.rings_in_use.remove(&ring);
+            let of_ring = state.volume_rings.extract_if(.., |_, ring_of| *ring_of == ring);
+            of_ring.map(|(id, _)| id).collect()
+        };
         self.cancel_moves(|of| volumes.contains(&of.volume));
     }
 
@@ -628,13 +644,14 @@ impl Pool {
             );
             return Err(PoolError::new(message));
         }
-        if !self.rings_in_use.borrow_mut().insert(ring) {
+        let is_new = self.state_mut().rings_in_use.insert(ring);
+        if !is_new {
             let message = format!(
                 "core {ring} already uses the pool, or left it without completing its operations"
             );
             return Err(PoolError::new(message).with_hint("close the pool and open it again"));
         }
-        self.core_events.borrow_mut().push((ring, events));
+        self.state_mut().core_events.push((ring, events));
         let members = metadata.voters().iter().filter_map(|id| self.member_info(id)).collect();
         Ok(PoolInfo {
             pool: metadata.pool_id,
@@ -650,7 +667,8 @@ impl Pool {
     /// A number beyond those of all batches and entries of this term, with as much space after it
     /// as they need.
     fn next_number_range(&self) -> u64 {
-        self.number_ranges.set(self.number_ranges.get() + 1);
-        self.number_ranges.get() << 32
+        let number_ranges = &mut self.state_mut().number_ranges;
+        *number_ranges += 1;
+        *number_ranges << 32
     }
 }

@@ -8,8 +8,13 @@ use super::metadata::{MemberId, MemberSet};
 /// Members that were sent a request, and those that have not answered.
 #[derive(Debug, Default)]
 pub(super) struct ResponseTracker {
-    unanswered: Cell<MemberSet>,
-    any_answered: Cell<bool>,
+    responses: Cell<Responses>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Responses {
+    unanswered: MemberSet,
+    any_answered: bool,
 }
 
 impl ResponseTracker {
@@ -17,26 +22,26 @@ impl ResponseTracker {
     pub(super) fn single(id: MemberId) -> Self {
         let tracker = Self::default();
         tracker.sent(id);
-        tracker.any_answered.set(true);
+        tracker.responses.update(|r| Responses { any_answered: true, ..r });
         tracker
     }
 
     pub(super) fn sent(&self, id: MemberId) {
-        self.unanswered.set(self.unanswered.get().with(id));
+        self.responses.update(|r| Responses { unanswered: r.unanswered.with(id), ..r });
     }
 
     pub(super) fn answered(&self, id: MemberId) {
         self.abandoned(id);
-        self.any_answered.set(true);
+        self.responses.update(|r| Responses { any_answered: true, ..r });
     }
 
     /// Stops waiting for a member that has not answered.
     pub(super) fn abandoned(&self, id: MemberId) {
-        self.unanswered.set(self.unanswered.get().without_member(id));
+        self.responses.update(|r| Responses { unanswered: r.unanswered.without_member(id), ..r });
     }
 
     pub(super) fn unanswered(&self) -> MemberSet {
-        self.unanswered.get()
+        self.responses.get().unanswered
     }
 
     /// Waits until some members have been silent for `patience` while others answered, and `accept`
@@ -51,7 +56,8 @@ impl ResponseTracker {
         loop {
             // Counts seconds as this task sees them: a node that was stopped has not waited.
             tokio::time::sleep(SECOND).await;
-            waited = if self.any_answered.get() { waited + SECOND } else { Duration::ZERO };
+            waited =
+                if self.responses.get().any_answered { waited + SECOND } else { Duration::ZERO };
             if waited >= patience && accept(self.unanswered()) {
                 return self.unanswered();
             }

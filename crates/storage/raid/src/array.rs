@@ -133,6 +133,38 @@ pub(super) type SlotId = (u64, u32);
 /// A log entry: members, and the sequence number of its batch on each.
 pub(super) type LogPositions = SmallVec<[(u16, u64); 2]>;
 
+/// Writes that have completed but may not be durable.
+#[derive(Debug, Default)]
+struct UnflushedWrites {
+    /// Number of flushes of all members that have begun.
+    flushes_begun: u64,
+    /// The entries of the writes, with the value of `flushes_begun` then.
+    entries: VecDeque<(u64, LogPositions)>,
+    /// Slots with such an entry, likewise, and the region of each.
+    slots: FxHashMap<SlotId, (u64, u32)>,
+}
+
+impl UnflushedWrites {
+    /// What the entry covers has been written.
+    fn insert(&mut self, slot: SlotId, region: u32, positions: LogPositions) {
+        self.entries.push_back((self.flushes_begun, positions));
+        self.slots.insert(slot, (self.flushes_begun, region));
+    }
+
+    /// A flush begins; returns its number.
+    fn begin_flush(&mut self) -> u64 {
+        self.flushes_begun += 1;
+        self.flushes_begun
+    }
+
+    /// Everything that was written before this flush began is durable: returns its entries.
+    fn take_before(&mut self, flush: u64) -> Vec<LogPositions> {
+        self.slots.retain(|_, (begun, _)| *begun >= flush);
+        let count = self.entries.partition_point(|(begun, _)| *begun < flush);
+        self.entries.drain(..count).map(|(_, positions)| positions).collect()
+    }
+}
+
 /// The members of a pool, on one core.
 #[derive(Debug)]
 pub struct Array {
@@ -163,13 +195,7 @@ pub struct Array {
     /// Wakes those that wait for log space.
     log_space_freed: Notify,
     flush_coalescer: FlushCoalescer,
-    /// Number of flushes of all members that have begun.
-    flushes_begun: Cell<u64>,
-    /// Entries whose writes have completed but may not be durable, with the value of
-    /// `flushes_begun` then.
-    unflushed_entries: RefCell<VecDeque<(u64, LogPositions)>>,
-    /// Slots with such an entry, likewise, and the region of each.
-    unflushed_slots: RefCell<FxHashMap<SlotId, (u64, u32)>>,
+    unflushed: RefCell<UnflushedWrites>,
     /// Mirrored regions that are being written.
     write_intents: WriteIntents,
     /// Extents whose stripes have moved, by number, with the log entries of the moves.
@@ -220,9 +246,7 @@ impl Array {
             last_entry_number: Cell::new(0),
             log_space_freed: Notify::new(),
             flush_coalescer: FlushCoalescer::default(),
-            flushes_begun: Cell::new(0),
-            unflushed_entries: RefCell::default(),
-            unflushed_slots: RefCell::default(),
+            unflushed: RefCell::default(),
             write_intents: WriteIntents::default(),
             moved_stripes: RefCell::default(),
             map_save_lock: Mutex::new(()),
@@ -505,8 +529,8 @@ impl Array {
     /// Regions with writes that may not be durable, by extent.
     fn unflushed_regions(&self) -> FxHashMap<u64, u32> {
         let mut all: FxHashMap<u64, u32> = FxHashMap::default();
-        let unflushed = self.unflushed_slots.borrow();
-        let regions = unflushed.iter().map(|((extent, _), (_, region))| (*extent, *region));
+        let unflushed = self.unflushed.borrow();
+        let regions = unflushed.slots.iter().map(|((extent, _), (_, region))| (*extent, *region));
         for (extent, regions) in regions.chain(self.write_intents.unflushed_regions()) {
             *all.entry(extent).or_default() |= regions;
         }
@@ -738,9 +762,8 @@ impl Array {
 
     /// Retires entries if it can; else waits for `freed`.
     async fn free_log_space(&self, freed: Notified<'_>) -> Result<(), Error> {
-        if !self.unflushed_entries.borrow().is_empty()
-            || self.write_intents.has_intents_awaiting_flush()
-        {
+        let is_unflushed = !self.unflushed.borrow().entries.is_empty();
+        if is_unflushed || self.write_intents.has_intents_awaiting_flush() {
             self.flush().await?;
         } else if !self.clear_write_intents(true) && !self.save_maps().await? {
             freed.await;
@@ -843,7 +866,7 @@ impl Array {
         self.write_intents.end_write(
             regions,
             written,
-            is_unflushed.then(|| self.flushes_begun.get()),
+            is_unflushed.then(|| self.unflushed.borrow().flushes_begun),
         );
         self.clear_write_intents(false);
         self.log_space_freed.notify_waiters();
@@ -876,9 +899,7 @@ impl Array {
         if durable || !self.is_volatile() {
             self.retire_entry(&positions);
         } else {
-            let begun = self.flushes_begun.get();
-            self.unflushed_entries.borrow_mut().push_back((begun, positions));
-            self.unflushed_slots.borrow_mut().insert(slot, (begun, region));
+            self.unflushed.borrow_mut().insert(slot, region, positions);
         }
         self.log_space_freed.notify_waiters();
     }
@@ -905,7 +926,7 @@ impl Array {
     /// Waits until no entry of the stripe may be needed for recovery.
     pub(super) async fn wait_durable(&self, slot: SlotId) -> Result<(), Error> {
         let waits = self.is_volatile() && !self.makes_mistake(Mistake::RewritesBeforeFlush);
-        let unflushed = waits && self.unflushed_slots.borrow().contains_key(&slot);
+        let unflushed = waits && self.unflushed.borrow().slots.contains_key(&slot);
         if unflushed { self.flush().await } else { Ok(()) }
     }
 
@@ -921,8 +942,7 @@ impl Array {
     }
 
     async fn flush_all(&self) -> Result<(), Error> {
-        let number = self.flushes_begun.get() + 1;
-        self.flushes_begun.set(number);
+        let number = self.unflushed.borrow_mut().begin_flush();
         let each = self.attached_members().into_iter().map(|(n, m)| async move {
             if self.is_detached(n) {
                 // What it lost is recorded only once all know that it is detached.
@@ -940,19 +960,11 @@ impl Array {
             }
         });
         join_all(each).await.into_iter().collect::<Result<(), _>>()?;
-        let done = self.take_entries_before(number);
+        let done = self.unflushed.borrow_mut().take_before(number);
         done.iter().for_each(|positions| self.retire_entry(positions));
-        self.unflushed_slots.borrow_mut().retain(|_, (begun, _)| *begun >= number);
         self.write_intents.on_flushed(number);
         self.log_space_freed.notify_waiters();
         Ok(())
-    }
-
-    /// Entries that completed before this flush began.
-    fn take_entries_before(&self, flush: u64) -> Vec<LogPositions> {
-        let mut entries = self.unflushed_entries.borrow_mut();
-        let count = entries.partition_point(|(begun, _)| *begun < flush);
-        entries.drain(..count).map(|(_, positions)| positions).collect()
     }
 }
 

@@ -96,9 +96,29 @@ pub struct DiskCounters {
 /// The tick count, shared by all members of an array.
 #[derive(Debug, Default)]
 struct TickClock {
-    now_ticks: Cell<u64>,
-    /// Whether a task advances it.
-    is_running: Cell<bool>,
+    /// The tick, and whether a task advances it.
+    now: Cell<(u64, bool)>,
+}
+
+impl TickClock {
+    fn now_ticks(&self) -> u64 {
+        self.now.get().0
+    }
+
+    fn is_running(&self) -> bool {
+        self.now.get().1
+    }
+
+    fn set_running(&self, is_running: bool) {
+        self.now.set((self.now_ticks(), is_running));
+    }
+
+    /// Advances it by so many ticks; returns the tick.
+    fn advance(&self, ticks: u64) -> u64 {
+        let now = self.now_ticks() + ticks;
+        self.now.set((now, self.is_running()));
+        now
+    }
 }
 
 /// Monitors all members of an array.
@@ -126,20 +146,26 @@ pub(super) struct MonitoredDisk {
     scratch_pages: Arc<Semaphore>,
     slow_members: Rc<Cell<MemberBits>>,
     in_flight: RefCell<Slab<InFlightIo>>,
+    health: Cell<DiskHealth>,
+}
+
+/// How a disk has responded so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct DiskHealth {
     /// Ticks in which the others were responsive.
-    comparable_ticks: Cell<u64>,
+    comparable_ticks: u64,
     /// Tick of the last reply.
-    last_reply: Cell<u64>,
+    last_reply: u64,
     /// Mean latency of an operation, in ticks times 256.
-    mean_latency: Cell<u64>,
-    slow_state: Cell<SlowState>,
-    is_detached: Cell<bool>,
+    mean_latency: u64,
+    slow_state: SlowState,
+    is_detached: bool,
     /// Whether its operations fail instead of being waited for.
-    is_abandoned: Cell<bool>,
+    is_abandoned: bool,
     /// When the pool may be asked again to detach it.
-    next_detach_attempt: Cell<u64>,
+    next_detach_attempt: u64,
     /// When it may be probed next.
-    next_probe: Cell<u64>,
+    next_probe: u64,
 }
 
 /// How slow a member is.
@@ -160,7 +186,7 @@ struct SlowState {
 struct InFlightIo {
     kind: IoKind,
     begun_tick: u64,
-    /// The value of [`MonitoredDisk::comparable_ticks`] at the start.
+    /// The value of [`DiskHealth::comparable_ticks`] at the start.
     begun_comparable: u64,
     is_late: bool,
     waker: Option<Waker>,
@@ -229,14 +255,10 @@ impl HealthMonitor {
             scratch_pages: Arc::clone(&self.scratch_pages),
             slow_members: Rc::clone(&self.slow_members),
             in_flight: RefCell::default(),
-            comparable_ticks: Cell::new(0),
-            last_reply: Cell::new(self.clock.now_ticks.get()),
-            mean_latency: Cell::new(0),
-            slow_state: Cell::default(),
-            is_detached: Cell::new(false),
-            is_abandoned: Cell::new(false),
-            next_detach_attempt: Cell::new(0),
-            next_probe: Cell::new(0),
+            health: Cell::new(DiskHealth {
+                last_reply: self.clock.now_ticks(),
+                ..DiskHealth::default()
+            }),
         });
         let mut members = self.members.borrow_mut();
         let count = members.len().max(usize::from(member) + 1);
@@ -248,11 +270,12 @@ impl HealthMonitor {
     }
 
     fn start_ticking(self: &Rc<Self>) {
-        if self.clock.is_running.replace(true) {
+        if self.clock.is_running() {
             return;
         }
+        self.clock.set_running(true);
         // A member that replied before the ticks ran may have stopped long ago.
-        self.clock.now_ticks.set(self.clock.now_ticks.get() + MAX_DEADLINE_TICKS);
+        self.clock.advance(MAX_DEADLINE_TICKS);
         let weak = Rc::downgrade(self);
         tokio::task::spawn_local(async move {
             let mut idle = 0;
@@ -262,7 +285,7 @@ impl HealthMonitor {
                 let Some(monitor) = weak.upgrade() else { return };
                 idle = if monitor.tick() { 0 } else { idle + 1 };
                 if idle == IDLE_TICKS_BEFORE_STOP {
-                    monitor.clock.is_running.set(false);
+                    monitor.clock.set_running(false);
                 }
             }
         });
@@ -270,22 +293,21 @@ impl HealthMonitor {
 
     /// Advances the clock by one tick. Whether there is anything to watch.
     fn tick(self: &Rc<Self>) -> bool {
-        let now = self.clock.now_ticks.get() + 1;
-        self.clock.now_ticks.set(now);
+        let now = self.clock.advance(1);
         let all: Vec<Rc<MonitoredDisk>> = self.members.borrow().iter().flatten().cloned().collect();
-        let attached = || all.iter().filter(|member| !member.is_detached.get());
+        let attached = || all.iter().filter(|member| !member.health.get().is_detached);
         let (count, responsive) =
             (attached().count(), attached().filter(|m| m.is_responsive(now)).count());
         let latency = LatencyStats::of_members(attached());
         let (mut is_busy, mut late) = (false, 0);
-        for member in all.iter().filter(|member| !member.is_abandoned.get()) {
+        for member in all.iter().filter(|member| !member.health.get().is_abandoned) {
             let (is_attached, is_responsive) =
-                (!member.is_detached.get(), member.is_responsive(now));
+                (!member.health.get().is_detached, member.is_responsive(now));
             let others = count - usize::from(is_attached);
             let others_responsive = responsive - usize::from(is_attached && is_responsive);
             // If half of the others respond, this member is late; else something that they share.
             if others > 0 && others_responsive * 2 >= others {
-                member.comparable_ticks.set(member.comparable_ticks.get() + 1);
+                member.update(|health| health.comparable_ticks += 1);
             }
             let found = member.scan_in_flight(now, latency.deadline_for(member));
             is_busy |= found.has_in_flight;
@@ -304,20 +326,20 @@ impl HealthMonitor {
     /// Detaches members that have been unresponsive for too long, as far as the pool permits.
     fn detach_unresponsive(self: &Rc<Self>, now: u64, all: &[Rc<MonitoredDisk>]) {
         let is_unresponsive = |member: &&Rc<MonitoredDisk>| {
-            !member.is_detached.get() && member.unresponsive_ticks() >= MAX_DEADLINE_TICKS
+            !member.health.get().is_detached && member.unresponsive_ticks() >= MAX_DEADLINE_TICKS
         };
         let unresponsive =
             all.iter().filter(is_unresponsive).fold(0, |bits, m| bits | member_bit(m.member));
-        for member in all.iter().filter(|member| !member.is_abandoned.get()) {
-            if member.is_detached.get() {
+        for member in all.iter().filter(|member| !member.health.get().is_abandoned) {
+            if member.health.get().is_detached {
                 // Already known to be detached.
                 if member.oldest_ticks(now) >= DETACH_AFTER_TICKS {
                     member.abandon();
                 }
             } else if member.unresponsive_ticks() >= DETACH_AFTER_TICKS
-                && now >= member.next_detach_attempt.get()
+                && now >= member.health.get().next_detach_attempt
             {
-                member.next_detach_attempt.set(u64::MAX);
+                member.update(|health| health.next_detach_attempt = u64::MAX);
                 let (monitor, member) = (Rc::clone(self), Rc::clone(member));
                 tokio::task::spawn_local(async move {
                     monitor.request_detach(&member, unresponsive).await;
@@ -343,11 +365,11 @@ impl HealthMonitor {
         match detached {
             Ok(true) => member.abandon(),
             Ok(false) => {
-                member.next_detach_attempt.set(self.clock.now_ticks.get() + DETACH_RETRY_TICKS);
+                member.postpone_detach(self.clock.now_ticks());
             }
             Err(error) => {
                 tracing::warn!(member = number, %error, "a disk does not respond but cannot be detached");
-                member.next_detach_attempt.set(self.clock.now_ticks.get() + DETACH_RETRY_TICKS);
+                member.postpone_detach(self.clock.now_ticks());
             }
         }
     }
@@ -361,17 +383,17 @@ struct LatencyStats {
 
 impl LatencyStats {
     fn of_members<'a>(members: impl Iterator<Item = &'a Rc<MonitoredDisk>>) -> Self {
-        let healthy = members.filter(|member| !member.slow_state.get().is_slow);
-        let (sum, count) =
-            healthy.fold((0, 0), |(sum, n), member| (sum + member.mean_latency.get(), n + 1));
+        let healthy = members.filter(|member| !member.health.get().slow_state.is_slow);
+        let (sum, count) = healthy
+            .fold((0, 0), |(sum, n), member| (sum + member.health.get().mean_latency, n + 1));
         Self { sum, count }
     }
 
     /// The deadline of `member`, from the latency of the others, in ticks.
     fn deadline_for(&self, member: &MonitoredDisk) -> u64 {
-        let counts = !member.is_detached.get() && !member.slow_state.get().is_slow;
+        let counts = !member.health.get().is_detached && !member.health.get().slow_state.is_slow;
         let count = self.count - u64::from(counts);
-        let sum = if counts { self.sum - member.mean_latency.get() } else { self.sum };
+        let sum = if counts { self.sum - member.health.get().mean_latency } else { self.sum };
         (sum * LATE_FACTOR / count.max(1) / 256).clamp(MIN_DEADLINE_TICKS, MAX_DEADLINE_TICKS)
     }
 }
@@ -390,6 +412,17 @@ struct InFlightSummary {
 }
 
 impl MonitoredDisk {
+    fn update(&self, update: impl FnOnce(&mut DiskHealth)) {
+        let mut health = self.health.get();
+        update(&mut health);
+        self.health.set(health);
+    }
+
+    /// The pool is not asked again to detach it for a while.
+    fn postpone_detach(&self, now: u64) {
+        self.update(|health| health.next_detach_attempt = now + DETACH_RETRY_TICKS);
+    }
+
     /// The disk.
     pub(super) fn dev(&self) -> &Dev {
         &self.dev
@@ -402,7 +435,7 @@ impl MonitoredDisk {
 
     /// Records that it is detached, or attached again.
     pub(super) fn set_detached(&self, is_detached: bool) {
-        self.is_detached.set(is_detached);
+        self.update(|health| health.is_detached = is_detached);
         if is_detached {
             self.clear_slow();
         }
@@ -410,20 +443,23 @@ impl MonitoredDisk {
 
     /// Stops tracking whether it is slow.
     fn clear_slow(&self) {
-        let late = self.slow_state.take();
-        if late.is_slow {
+        let mut was_slow = false;
+        self.update(|health| was_slow = std::mem::take(&mut health.slow_state).is_slow);
+        if was_slow {
             self.counters.slow_on_cores.fetch_sub(1, Ordering::Relaxed);
             self.slow_members.set(self.slow_members.get() & !member_bit(self.member));
         }
     }
 
     fn is_responsive(&self, now: u64) -> bool {
-        now - self.last_reply.get() <= RESPONSIVE_TICKS + 2 * self.mean_latency.get() / 256
+        now - self.health.get().last_reply
+            <= RESPONSIVE_TICKS + 2 * self.health.get().mean_latency / 256
     }
 
     /// Inspects the operations in flight, and wakes reads that became late.
     fn scan_in_flight(&self, now: u64, deadline: u64) -> InFlightSummary {
-        let (mut found, compared) = (InFlightSummary::default(), self.comparable_ticks.get());
+        let (mut found, compared) =
+            (InFlightSummary::default(), self.health.get().comparable_ticks);
         for (_, flight) in &mut *self.in_flight.borrow_mut() {
             let age = compared - flight.begun_comparable;
             found.has_in_flight = true;
@@ -443,8 +479,8 @@ impl MonitoredDisk {
 
     /// Updates whether it is slow.
     fn update_slow_state(&self, now: u64, found: &InFlightSummary, metadata: &dyn PoolMetadata) {
-        let mut state = self.slow_state.get();
-        if self.is_detached.get() {
+        let mut state = self.health.get().slow_state;
+        if self.health.get().is_detached {
             return;
         }
         if found.newly_late_reads > 0 {
@@ -470,7 +506,7 @@ impl MonitoredDisk {
         {
             state.slow_episodes = 0;
         }
-        self.slow_state.set(state);
+        self.update(|health| health.slow_state = state);
     }
 
     fn set_slow(&self, is_slow: bool, metadata: &dyn PoolMetadata) {
@@ -489,10 +525,10 @@ impl MonitoredDisk {
     /// Whether to read from it although it is slow, to see whether it still is. True once per
     /// interval.
     pub(super) fn is_probe_due(&self) -> bool {
-        let now = self.clock.now_ticks.get();
-        let is_time = now >= self.next_probe.get() && self.in_flight.borrow().is_empty();
+        let now = self.clock.now_ticks();
+        let is_time = now >= self.health.get().next_probe && self.in_flight.borrow().is_empty();
         if is_time {
-            self.next_probe.set(now + PROBE_INTERVAL_TICKS);
+            self.update(|health| health.next_probe = now + PROBE_INTERVAL_TICKS);
         }
         is_time
     }
@@ -501,7 +537,7 @@ impl MonitoredDisk {
     fn unresponsive_ticks(&self) -> u64 {
         let oldest =
             self.in_flight.borrow().iter().map(|(_, flight)| flight.begun_comparable).min();
-        oldest.map_or(0, |oldest| self.comparable_ticks.get() - oldest)
+        oldest.map_or(0, |oldest| self.health.get().comparable_ticks - oldest)
     }
 
     fn oldest_ticks(&self, now: u64) -> u64 {
@@ -510,7 +546,7 @@ impl MonitoredDisk {
 
     /// Sends a read to an idle member, so that it can show that it responds.
     fn probe_if_idle(self: &Rc<Self>, now: u64, ctx: &Ctx) {
-        if now - self.last_reply.get() < RESPONSIVE_TICKS || self.is_busy() {
+        if now - self.health.get().last_reply < RESPONSIVE_TICKS || self.is_busy() {
             return;
         }
         // The result is ignored: the block may be written meanwhile.
@@ -521,14 +557,14 @@ impl MonitoredDisk {
 
     /// Fails all its operations instead of waiting for them.
     fn abandon(&self) {
-        self.is_abandoned.set(true);
+        self.update(|health| health.is_abandoned = true);
         let mut flights = self.in_flight.borrow_mut();
         flights.iter_mut().filter_map(|(_, flight)| flight.waker.take()).for_each(Waker::wake);
     }
 
     /// Starts an operation, which uses this many pages of the array's scratch memory.
     pub(super) fn begin(self: &Rc<Self>, op: Op, ctx: &Ctx, pages: u32) -> Result<MemberIo, Error> {
-        if self.is_abandoned.get() {
+        if self.health.get().is_abandoned {
             return Err(Error::Gone);
         }
         let kind = match op {
@@ -562,10 +598,10 @@ impl MonitoredDisk {
             }
             return key;
         }
-        if !self.clock.is_running.get() {
+        if !self.clock.is_running() {
             self.monitor.upgrade().into_iter().for_each(|monitor| monitor.start_ticking());
         }
-        let (begun, comparable) = (self.clock.now_ticks.get(), self.comparable_ticks.get());
+        let (begun, comparable) = (self.clock.now_ticks(), self.health.get().comparable_ticks);
         let waker = Some(cx.waker().clone());
         flights.insert(InFlightIo {
             kind,
@@ -578,9 +614,9 @@ impl MonitoredDisk {
 
     /// Notes that an operation has completed; `flight` is set if a poll found it in flight.
     fn record_completion(&self, kind: IoKind, flight: Option<InFlightIo>, is_answer: bool) {
-        let now = self.clock.now_ticks.get();
+        let now = self.clock.now_ticks();
         if is_answer {
-            self.last_reply.set(now);
+            self.update(|health| health.last_reply = now);
         }
         // Only the checker resets it, so mostly this is just a load.
         if kind == IoKind::Write && !self.counters.written_since_check.load(Ordering::Relaxed) {
@@ -590,13 +626,14 @@ impl MonitoredDisk {
             let latency =
                 flight.as_ref().map_or(0, |flight| now - flight.begun_tick).min(MAX_DEADLINE_TICKS)
                     * 256;
-            let mean = self.mean_latency.get();
-            self.mean_latency.set((mean * 15 + latency) / 16);
-            let mut state = self.slow_state.get();
+            self.update(|health| {
+                health.mean_latency = (health.mean_latency * 15 + latency) / 16;
+            });
+            let mut state = self.health.get().slow_state;
             if state.is_slow {
                 let is_late = flight.is_some_and(|flight| flight.is_late);
                 state.timely_replies = if is_late { 0 } else { state.timely_replies + 1 };
-                self.slow_state.set(state);
+                self.update(|health| health.slow_state = state);
             }
         }
     }
@@ -626,7 +663,7 @@ impl MemberIo {
             self.member.record_completion(self.kind, flight, answer.is_ok());
             return Poll::Ready(answer);
         }
-        if self.member.is_abandoned.get() && !self.is_orphaned {
+        if self.member.health.get().is_abandoned && !self.is_orphaned {
             self.take_orphaned().spawn_orphaned();
             return Poll::Ready(Err(Error::Gone));
         }

@@ -1,7 +1,7 @@
 //! Lost rows of an extent: no disk returned them and they could not be reconstructed. They are
 //! zeroed on the disks, and read as errors until they are rewritten.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -10,82 +10,103 @@ use tokio::time::Instant;
 
 /// The lost rows of an extent in use.
 #[derive(Debug, Default)]
-pub(super) struct LostRows {
-    rows: RefCell<RowSet>,
+pub(super) struct LostRows(RefCell<RowState>);
+
+#[derive(Debug, Default)]
+struct RowState {
+    lost: RowSet,
     /// Rows that a scrub found inconsistent and could not repair: they still read as they are.
-    unrepaired: RefCell<RowSet>,
+    unrepaired: RowSet,
     /// Whether some row was unreadable in the last scrub and was not given up.
-    pub(super) has_unread: Cell<bool>,
+    has_unread: bool,
     /// Whether some row was unreadable in this pass,
-    failed_this_pass: Cell<bool>,
+    failed_this_pass: bool,
     /// in how many successive passes that was so, and since when.
-    failed_passes: Cell<u32>,
-    failing_since: Cell<Option<Instant>>,
+    failed_passes: u32,
+    failing_since: Option<Instant>,
 }
 
 impl LostRows {
-    pub(super) fn new(rows: RowSet) -> Self {
-        Self { rows: RefCell::new(rows), ..Self::default() }
+    pub(super) fn new(lost: RowSet) -> Self {
+        Self(RefCell::new(RowState { lost, ..RowState::default() }))
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.rows.borrow().is_empty()
+        self.0.borrow().lost.is_empty()
     }
 
     pub(super) fn lost_within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
-        self.rows.borrow().intersection(rows)
+        self.0.borrow().lost.intersection(rows)
     }
 
     pub(super) fn insert(&self, rows: Range<u32>) {
-        self.unrepaired.borrow_mut().remove(rows.clone());
-        self.rows.borrow_mut().insert(rows);
+        let state = &mut *self.0.borrow_mut();
+        state.unrepaired.remove(rows.clone());
+        state.lost.insert(rows);
     }
 
     /// Notes that these rows have been rewritten.
     pub(super) fn remove(&self, rows: Range<u32>) {
-        self.unrepaired.borrow_mut().remove(rows.clone());
-        self.rows.borrow_mut().remove(rows);
+        let state = &mut *self.0.borrow_mut();
+        state.unrepaired.remove(rows.clone());
+        state.lost.remove(rows);
     }
 
     /// Notes that these rows could not be repaired.
     pub(super) fn note_unrepaired(&self, rows: Range<u32>) {
-        self.unrepaired.borrow_mut().insert(rows);
+        self.0.borrow_mut().unrepaired.insert(rows);
     }
 
     /// Whether any of these rows is unrepaired.
     pub(super) fn is_unrepaired(&self, rows: &Range<u32>) -> bool {
-        !self.unrepaired.borrow().intersection(rows).is_empty()
+        !self.0.borrow().unrepaired.intersection(rows).is_empty()
     }
 
     /// Whether no row is lost or unrepaired.
     pub(super) fn is_clean(&self) -> bool {
-        self.is_empty() && self.unrepaired.borrow().is_empty()
+        let state = self.0.borrow();
+        state.lost.is_empty() && state.unrepaired.is_empty()
     }
 
     /// Those of `rows` that are lost, and those that are unrepaired.
     pub(super) fn lost_or_unrepaired_within(&self, rows: &Range<u32>) -> Vec<Range<u32>> {
-        let mut all = self.lost_within(rows);
-        all.extend(self.unrepaired.borrow().intersection(rows));
+        let state = self.0.borrow();
+        let mut all = state.lost.intersection(rows);
+        all.extend(state.unrepaired.intersection(rows));
         all
+    }
+
+    /// Whether some row was unreadable in the last scrub and was not given up.
+    pub(super) fn has_unread(&self) -> bool {
+        self.0.borrow().has_unread
+    }
+
+    /// Sets [`Self::has_unread`].
+    pub(super) fn set_has_unread(&self, has_unread: bool) {
+        self.0.borrow_mut().has_unread = has_unread;
     }
 
     /// Notes that a row could not be read or reconstructed although all disks are attached.
     pub(super) fn note_failure(&self) {
-        self.failed_this_pass.set(true);
+        self.0.borrow_mut().failed_this_pass = true;
     }
 
     /// Ends a pass over the extent.
     pub(super) fn end_pass(&self) {
-        let failed = self.failed_this_pass.take();
-        self.failed_passes.set(if failed { self.failed_passes.get().saturating_add(1) } else { 0 });
-        let since = self.failing_since.get().unwrap_or_else(Instant::now);
-        self.failing_since.set(failed.then_some(since));
+        let state = &mut *self.0.borrow_mut();
+        if std::mem::take(&mut state.failed_this_pass) {
+            state.failed_passes = state.failed_passes.saturating_add(1);
+            state.failing_since.get_or_insert_with(Instant::now);
+        } else {
+            (state.failed_passes, state.failing_since) = (0, None);
+        }
     }
 
     /// Whether some row was unreadable in at least `failures` successive passes, and for at least
     /// `failing`.
     pub(super) fn is_failing(&self, failures: u32, failing: Duration) -> bool {
-        let is_long = self.failing_since.get().is_some_and(|since| since.elapsed() >= failing);
-        is_long && self.failed_passes.get() >= failures
+        let state = self.0.borrow();
+        let is_long = state.failing_since.is_some_and(|since| since.elapsed() >= failing);
+        is_long && state.failed_passes >= failures
     }
 }

@@ -54,7 +54,7 @@ impl RaidVolume {
     /// Whether some row of the extent at `index` was unreadable in the last scrub.
     #[must_use]
     pub fn has_unread(&self, index: u32) -> bool {
-        self.extent(index).is_some_and(|extent| extent.lost_rows.has_unread.get())
+        self.extent(index).is_some_and(|extent| extent.lost_rows.has_unread())
     }
 
     /// Tries the unreadable rows of the extent at `index` again,
@@ -65,7 +65,7 @@ impl RaidVolume {
     /// Errors that stop the array.
     pub async fn retry_unread(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
         for pass in [ScrubPass::First, ScrubPass::Last] {
-            let Some(extent) = self.extent(index).filter(|e| e.lost_rows.has_unread.get()) else {
+            let Some(extent) = self.extent(index).filter(|e| e.lost_rows.has_unread()) else {
                 return Ok(());
             };
             self.run_scrub_pass(index, pace, pass).await?;
@@ -81,7 +81,7 @@ impl RaidVolume {
         pass: ScrubPass,
     ) -> Result<ScrubResult, Error> {
         let mut totals = ScrubResult::default();
-        self.extent(index).iter().for_each(|extent| extent.lost_rows.has_unread.set(false));
+        self.extent(index).iter().for_each(|extent| extent.lost_rows.set_has_unread(false));
         for number in 0..self.geometry.stripes() {
             let (begun, busy) = (tokio::time::Instant::now(), self.submitted_ops());
             let lock = self.lock_stripe(index, number).await;
@@ -119,7 +119,7 @@ impl RaidVolume {
             if is_given_up {
                 continue;
             }
-            stripe.extent.lost_rows.has_unread.set(true);
+            stripe.extent.lost_rows.set_has_unread(true);
             if pass == ScrubPass::Last {
                 found.inconsistent_rows.extend(stripe.unrecoverable_data_rows(row).await?);
             }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 use wire::{SHORT_TEXT_BYTES, ShortText};
 
-use super::{JoinStage, JoiningMember, Pool};
+use super::{JoinStage, JoiningMember, Pool, PoolState};
 use crate::crash_recovery;
 use crate::discovery::{
     NewDisk, NewerDisk, PathContents, ReturningMember, find_detached, open_new, probe_path,
@@ -62,7 +62,7 @@ impl Pool {
 
     /// How often admission of a member was attempted.
     pub(super) fn join_generation(&self, id: MemberId) -> u64 {
-        self.join_generations.borrow().get(&id).copied().unwrap_or(0)
+        self.state().join_generations.get(&id).copied().unwrap_or(0)
     }
 
     /// Detaches a member of this join generation, and completes when all voters know. This must not
@@ -119,7 +119,8 @@ impl Pool {
         let Some(was_attached) =
             self.writer.detach_unresponsive(member, unresponsive, &is_still_silent).await?
         else {
-            if is_still_silent() && self.awaited_members.borrow_mut().insert(member) {
+            let is_news = is_still_silent() && self.state_mut().awaited_members.insert(member);
+            if is_news {
                 tracing::error!(member = member.0, %serial, %path, "a disk of the pool does not respond, and data would be lost without it: waiting for it; check its cable and power");
             }
             return Ok(false);
@@ -133,11 +134,11 @@ impl Pool {
 
     /// The stage of a member's admission.
     fn join_stage(&self, id: MemberId) -> Option<JoinStage> {
-        self.joining.get().filter(|joining| joining.id == id).map(|joining| joining.stage)
+        self.state().joining.filter(|joining| joining.id == id).map(|joining| joining.stage)
     }
 
     fn set_join_stage(&self, id: MemberId, stage: JoinStage) {
-        self.joining.set(Some(JoiningMember { id, stage }));
+        self.state_mut().joining = Some(JoiningMember { id, stage });
     }
 
     /// Abandons the admission of a member that does not answer, if others do and it is not being
@@ -161,11 +162,11 @@ impl Pool {
         let is_slow_elsewhere =
             counters.is_some_and(|counters| counters.slow_on_cores.load(Ordering::Relaxed) > 0);
         let is_slow = is_slow || is_slow_elsewhere;
-        let mut slow = self.slow_members.borrow_mut();
-        if is_slow && slow.insert(member) {
+        let PoolState { slow_members, awaited_members, .. } = &mut *self.state_mut();
+        if is_slow && slow_members.insert(member) {
             tracing::warn!(member = member.0, %serial, %path, "a disk of the pool is slow: reads avoid it; replace it if it stays slow (windrose pool replace)");
-        } else if !is_slow && slow.remove(&member) {
-            self.awaited_members.borrow_mut().remove(&member);
+        } else if !is_slow && slow_members.remove(&member) {
+            awaited_members.remove(&member);
             tracing::info!(member = member.0, %serial, %path, "a disk of the pool is no longer slow");
         }
     }
@@ -252,10 +253,10 @@ impl Pool {
         stale_regions: Vec<(u64, u16, u32)>,
         change: Change,
     ) -> Result<(), PoolError> {
-        *self.join_generations.borrow_mut().entry(id).or_default() += 1;
+        *self.state_mut().join_generations.entry(id).or_default() += 1;
         self.set_join_stage(id, JoinStage::CatchingUp);
         let admitted = self.try_admit(id, disk, stale_regions, change).await;
-        self.joining.set(None);
+        self.state_mut().joining = None;
         admitted
     }
 
@@ -267,13 +268,13 @@ impl Pool {
         change: Change,
     ) -> Result<(), PoolError> {
         self.writer.add_learner(id, disk).await?;
-        self.last_paths.borrow_mut().insert(id, disk.path().to_owned());
+        self.state_mut().last_paths.insert(id, disk.path().to_owned());
         let member = self.member_info(id);
         let member =
             member.ok_or_else(|| PoolError::on_disk(disk.path(), "the disk failed immediately"))?;
         // All cores write to it before it becomes a voter, so no later write is missing from it.
         let mut all = Vec::new();
-        self.core_events.borrow_mut().retain(|(_, core)| {
+        self.state_mut().core_events.retain(|(_, core)| {
             let (done, is_done) = oneshot::channel();
             let sender = core.clone();
             all.push(async move { (sender, is_done.await) });
@@ -309,14 +310,14 @@ impl Pool {
     /// reopened.
     pub async fn reattach_found(self: &Rc<Self>, paths: Vec<PathBuf>) {
         let known = self.writer.metadata().clone();
-        let returning = self.returning_members.borrow().clone();
+        let returning = self.state().returning_members.clone();
         let detached = known.members().filter(|(id, m)| {
             let stays_detached = self.writer.is_declared_lost(*id) || self.writer.is_abandoned(*id);
             !m.state.is_voter() && !returning.contains(id) && !stays_detached
         });
         let detached: BTreeSet<MemberId> = detached.map(|(id, _)| id).collect();
         if detached.is_empty() {
-            self.absent_members.borrow_mut().clear();
+            self.state_mut().absent_members.clear();
             return;
         }
         // Members in use have not moved.
@@ -325,7 +326,7 @@ impl Pool {
         let paths = paths.into_iter().filter(|path| !used.contains(path)).collect();
         let present = self.find_detached_paths(&known, paths).await;
         let found = {
-            let mut absent = self.absent_members.borrow_mut();
+            let absent = &mut self.state_mut().absent_members;
             absent.retain(|id| detached.contains(id));
             absent.extend(detached.iter().filter(|id| !present.contains_key(id)));
             let found = present.into_iter().filter(|(id, _)| absent.contains(id));
@@ -336,7 +337,7 @@ impl Pool {
             find_detached(&self.core, &known, &found, self.buffered, claim_settings).await;
         for NewerDisk { id, path, serial, committed } in newer {
             // It is looked at again once it has been missing.
-            self.absent_members.borrow_mut().remove(&id);
+            self.state_mut().absent_members.remove(&id);
             let (path, VersionId { version, term: opening, .. }) = (path.display(), committed);
             tracing::error!(
                 pool = %known.name, %path, %serial, version, opening,
@@ -345,10 +346,17 @@ impl Pool {
         }
         for found in absent {
             // From now on no column on it is moved.
-            if self.is_closed.get() || !self.returning_members.borrow_mut().insert(found.id) {
+            let begins = {
+                let state = &mut *self.state_mut();
+                let begins = !state.is_closed && state.returning_members.insert(found.id);
+                if begins {
+                    state.absent_members.remove(&found.id);
+                }
+                begins
+            };
+            if !begins {
                 continue;
             }
-            self.absent_members.borrow_mut().remove(&found.id);
             self.start_reattach(found).await;
         }
     }
@@ -361,16 +369,16 @@ impl Pool {
             // Dropping it when the task ends or is aborted is the signal.
             let _ended = end_sender;
             pool.reattach(found).await;
-            pool.returning_members.borrow_mut().remove(&id);
+            pool.state_mut().returning_members.remove(&id);
         });
         {
-            let mut tasks = self.tasks.borrow_mut();
+            let tasks = &mut self.state_mut().tasks;
             tasks.retain(|task| !task.is_finished());
             tasks.push(task);
         }
         if timeout(LONG_DISK_TIMEOUT, end).await.is_err() {
             // Its columns may be rebuilt elsewhere meanwhile.
-            self.returning_members.borrow_mut().remove(&id);
+            self.state_mut().returning_members.remove(&id);
             self.broadcast(|| PoolEvent::MaintenanceDue);
         }
     }
@@ -378,7 +386,7 @@ impl Pool {
     /// Waits until no column of a member is being moved: meanwhile writes go to the target, and
     /// would not be marked as stale for a member that is attached.
     async fn wait_moves_from(&self, id: MemberId) {
-        while self.has_moves_from(id) && !self.is_closed.get() {
+        while self.has_moves_from(id) && !self.is_closed() {
             tokio::time::sleep(MOVE_POLL_INTERVAL).await;
         }
     }
@@ -389,7 +397,7 @@ impl Pool {
             let extent = metadata.volume(of.volume)?.extent(of.index)?;
             extent.columns.get(usize::from(of.column)).copied()
         };
-        self.column_moves.borrow().keys().filter_map(location).any(|location| location.member == id)
+        self.state().column_moves.keys().filter_map(location).any(|location| location.member == id)
     }
 
     /// The detached members found at these paths. One that is still open is where it was.
@@ -409,8 +417,8 @@ impl Pool {
                     known.find_member(member).map(|(id, _)| id)
                 }
                 PathContents::Busy => {
-                    let opened = self.last_paths.borrow();
-                    let last = opened.iter().find(|(id, last)| {
+                    let state = self.state();
+                    let last = state.last_paths.iter().find(|(id, last)| {
                         **last == path && known.member(**id).is_some_and(|m| !m.state.is_voter())
                     });
                     last.map(|(id, _)| *id)
@@ -437,7 +445,7 @@ impl Pool {
         self.wait_moves_from(id).await;
         let only_stale_regions = self.mark_missed_writes(id, &disk, log_generation).await;
         // If the pool is closed, a failure to record the stale regions says nothing about the disk.
-        if self.is_closed.get() {
+        if self.is_closed() {
             return;
         }
         if !only_stale_regions
@@ -449,10 +457,10 @@ impl Pool {
             return;
         }
         // It may have taken so long that columns of it began to move.
-        self.returning_members.borrow_mut().insert(id);
+        self.state_mut().returning_members.insert(id);
         self.wait_moves_from(id).await;
         let guard = self.membership_lock.write().await;
-        if !is_detached() || self.is_closed.get() {
+        if !is_detached() || self.is_closed() {
             return;
         }
         let stale_regions = stale_regions_on(&self.writer.metadata(), id, only_stale_regions);
@@ -529,7 +537,7 @@ impl Pool {
         if !changes.is_empty() {
             self.writer.commit_all(changes).await?;
         }
-        self.members_to_remove.borrow_mut().insert(id);
+        self.state_mut().members_to_remove.insert(id);
         self.broadcast_draining();
         self.activate_spares(!state.is_voter()).await;
         self.remove_drained().await;
@@ -545,7 +553,7 @@ impl Pool {
         // It is not removed meanwhile.
         let _guard = self.membership_lock.write().await;
         let state = self.writer.metadata().member(id).map(|member| member.state);
-        let was_removing = self.members_to_remove.borrow_mut().remove(&id);
+        let was_removing = self.state_mut().members_to_remove.remove(&id);
         match state {
             Some(PoolMemberState::Draining) => {
                 let activate =
@@ -593,7 +601,7 @@ impl Pool {
                     continue;
                 }
             }
-            self.members_to_remove.borrow_mut().remove(&id);
+            self.state_mut().members_to_remove.remove(&id);
             if let Some(disk) = disk {
                 match disk.set_label_state(LabelState::Removed).await {
                     Ok(()) => disk.release_claim().await,
@@ -607,7 +615,7 @@ impl Pool {
 
     /// Whether a member is being removed and holds no columns.
     fn is_drained(&self, metadata: &Metadata, id: MemberId) -> bool {
-        let is_removing = self.members_to_remove.borrow().contains(&id);
+        let is_removing = self.state().members_to_remove.contains(&id);
         metadata.member(id).is_some_and(|member| {
             member.allocated_count() == 0
                 && (is_removing || member.state == PoolMemberState::Draining)

@@ -14,11 +14,11 @@ impl Pool {
     /// # Errors
     /// A scrub is running already, or no volume is open.
     pub fn start_scrub(&self) -> Result<(), PoolError> {
-        if self.current_scrub.get().is_some_and(|(report, _)| report.is_running) {
+        if self.state().current_scrub.is_some_and(|(report, _)| report.is_running) {
             return Err(PoolError::new("it is already being scrubbed"));
         }
         self.broadcast(|| PoolEvent::StartScrub);
-        let (cores, all_bytes) = (self.core_events.borrow().len(), self.report().allocated_bytes);
+        let (cores, all_bytes) = (self.state().core_events.len(), self.report().allocated_bytes);
         if cores == 0 && all_bytes > 0 {
             return Err(PoolError::new("it cannot be scrubbed: no volume of it is open"));
         }
@@ -27,13 +27,13 @@ impl Pool {
             total_bytes: all_bytes,
             ..PoolScrubReport::default()
         };
-        self.current_scrub.set(Some((report, cores)));
+        self.state_mut().current_scrub = Some((report, cores));
         Ok(())
     }
 
     /// The current scrub, or the last one of any term.
     pub(crate) fn scrub_report(&self) -> Option<PoolScrubReport> {
-        let current = self.current_scrub.get().map(|(report, _)| report);
+        let current = self.state().current_scrub.map(|(report, _)| report);
         let last = self.writer.metadata().last_scrub();
         let ScrubRecord {
             ended_s,
@@ -53,21 +53,21 @@ impl Pool {
     }
 
     pub(super) fn add_scrub_progress(&self, bytes: u64, found: ScrubResult) {
-        if let Some((mut report, cores)) = self.current_scrub.get() {
+        if let Some((report, _)) = &mut self.state_mut().current_scrub {
             report.done_bytes += bytes;
             report.repaired_rows += found.repaired;
             report.unrecoverable_rows += found.unrecoverable;
-            self.current_scrub.set(Some((report, cores)));
         }
     }
 
     /// A core has finished the scrub; the last one has the result recorded.
     pub(super) async fn on_core_scrub_ended(&self) {
-        let Some((report, cores)) = self.current_scrub.get() else { return };
+        let current = self.state().current_scrub;
+        let Some((report, cores)) = current else { return };
         let left = cores.saturating_sub(1);
         let ended_s = (left == 0).then(|| self.now_s());
-        self.current_scrub
-            .set(Some((PoolScrubReport { is_running: left > 0, ended_s, ..report }, left)));
+        self.state_mut().current_scrub =
+            Some((PoolScrubReport { is_running: left > 0, ended_s, ..report }, left));
         let Some(ended_s) = ended_s else { return };
         let PoolScrubReport {
             done_bytes: bytes,

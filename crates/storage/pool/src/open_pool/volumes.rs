@@ -7,7 +7,7 @@ use rt::disk::DiskError;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{NewPoolVolume, Pool};
+use super::{NewPoolVolume, Pool, PoolState};
 use crate::allocator::{ReservedExtents, place_column, place_columns, place_columns_on_active};
 use crate::error::PoolError;
 use crate::metadata::{Change, MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
@@ -25,7 +25,7 @@ pub(super) enum Allocation {
 
 impl Pool {
     pub(crate) fn reserved_extents(&self) -> std::cell::Ref<'_, ReservedExtents> {
-        self.reserved.borrow()
+        std::cell::Ref::map(self.state(), |state| &state.reserved)
     }
 
     pub(super) fn find_volume(&self, volume: Uuid) -> Result<PoolVolumeId, PoolError> {
@@ -42,31 +42,32 @@ impl Pool {
         uuid: Uuid,
         except: Option<u16>,
     ) -> Result<(), PoolError> {
-        let ring_of = self.volume_rings.borrow().get(&id).copied();
+        let ring_of = self.state().volume_rings.get(&id).copied();
         let Some(ring_of) = ring_of.filter(|ring_of| Some(*ring_of) != except) else {
             return Ok(());
         };
         let (done, is_done) = oneshot::channel();
         {
-            let cores = self.core_events.borrow();
-            let core = cores.iter().find(|(ring, core)| *ring == ring_of && !core.is_closed());
+            let state = self.state();
+            let core =
+                state.core_events.iter().find(|(ring, core)| *ring == ring_of && !core.is_closed());
             if let Some((_, core)) = core {
                 drop(core.send(PoolEvent::ReleaseVolume(uuid, done)));
             }
         }
         // A core that has detached in order meanwhile has released the volume as well.
-        if is_done.await.is_err() && self.rings_in_use.borrow().contains(&ring_of) {
+        if is_done.await.is_err() && self.state().rings_in_use.contains(&ring_of) {
             let message = format!("core {ring_of} still uses volume {uuid}");
             return Err(PoolError::new(message).with_hint("close the pool and open it again"));
         }
-        self.volume_rings.borrow_mut().remove(&id);
+        self.state_mut().volume_rings.remove(&id);
         Ok(())
     }
 
     pub(super) async fn volume_info(&self, uuid: Uuid, ring: u16) -> Result<VolumeInfo, PoolError> {
         let id = self.find_volume(uuid)?;
         self.release_volume(id, uuid, Some(ring)).await?;
-        self.volume_rings.borrow_mut().insert(id, ring);
+        self.state_mut().volume_rings.insert(id, ring);
         // A member that is being admitted may not change the stale regions meanwhile.
         let _guard = self.membership_lock.read().await;
         let metadata = self.writer.metadata();
@@ -105,7 +106,7 @@ impl Pool {
                 let metadata = self.writer.metadata();
                 let deleted = || PoolError::new("the volume is gone");
                 let geometry = metadata.volume(volume).ok_or_else(deleted)?.geometry;
-                let reserved = self.reserved.borrow();
+                let reserved = self.reserved_extents();
                 match how {
                     Allocation::ActiveMembersOnly => {
                         place_columns_on_active(&metadata, &reserved, &geometry)
@@ -114,7 +115,7 @@ impl Pool {
                 }
             };
             let columns = columns.ok_or_else(|| self.no_space_error())?;
-            self.reserved.borrow_mut().reserve(&columns);
+            self.state_mut().reserved.reserve(&columns);
             let cleared = self.zero_columns(&columns).await;
             let allocated = match &cleared {
                 Ok(()) => {
@@ -123,7 +124,7 @@ impl Pool {
                 }
                 Err(_) => Ok(()),
             };
-            self.reserved.borrow_mut().release(&columns);
+            self.state_mut().reserved.release(&columns);
             drop(guard);
             match cleared {
                 // That member is detached now; try with others.
@@ -157,7 +158,7 @@ impl Pool {
         let free = metadata.plan_evacuation(
             MemberSet::default(),
             metadata.active_members(),
-            &self.reserved.borrow(),
+            &self.state().reserved,
         );
         if extents <= free.free_extents_after {
             return Ok(());
@@ -230,25 +231,31 @@ impl Pool {
             let Some(extent) = extent else { return Ok(None) };
             let source = extent.columns.get(usize::from(id.column)).map(|extent| extent.member);
             let stays_on_source =
-                source.is_none_or(|member| self.returning_members.borrow().contains(&member));
-            if stays_on_source || self.column_moves.borrow().contains_key(&id) {
+                source.is_none_or(|member| self.state().returning_members.contains(&member));
+            if stays_on_source || self.state().column_moves.contains_key(&id) {
                 return Ok(None);
             }
             let other_members = (0u16..).zip(&extent.columns).filter(|(n, _)| *n != id.column);
             let other_members = other_members.map(|(_, extent)| extent.member);
             // Two columns of an extent must not move to the same member.
-            let moving = self.column_moves.borrow();
+            let state = self.state();
             let is_sibling = |other: &ColumnId| {
                 (other.volume, other.index) == (id.volume, id.index) && *other != id
             };
-            let move_targets =
-                moving.iter().filter(|(other, _)| is_sibling(other)).map(|(_, to)| to.member);
+            let move_targets = state
+                .column_moves
+                .iter()
+                .filter(|(other, _)| is_sibling(other))
+                .map(|(_, to)| to.member);
             let other_members: MemberSet = other_members.chain(move_targets).collect();
-            place_column(&metadata, &self.reserved.borrow(), other_members)
+            place_column(&metadata, &state.reserved, other_members)
         };
         let Some(target) = target else { return Ok(None) };
-        self.reserved.borrow_mut().reserve(&[target]);
-        self.column_moves.borrow_mut().insert(id, target);
+        {
+            let state = &mut *self.state_mut();
+            state.reserved.reserve(&[target]);
+            state.column_moves.insert(id, target);
+        }
         let disk = self.writer.disk(target.member).map(|disk| {
             let clear = async move { disk.zero_extent_metadata(target).await };
             (target.member, clear)
@@ -264,10 +271,10 @@ impl Pool {
 
     /// Cancels the moves of these columns.
     pub(super) fn cancel_moves(&self, which: impl Fn(&ColumnId) -> bool) {
-        let mut moves = self.column_moves.borrow_mut();
-        let cancelled = moves.extract_if(.., |id, _| which(id));
+        let PoolState { column_moves, reserved, .. } = &mut *self.state_mut();
+        let cancelled = column_moves.extract_if(.., |id, _| which(id));
         let targets: Vec<PhysicalExtent> = cancelled.map(|(_, to)| to).collect();
-        self.reserved.borrow_mut().release(&targets);
+        reserved.release(&targets);
     }
 
     pub(super) async fn commit_move(
@@ -278,13 +285,16 @@ impl Pool {
         let ColumnId { volume, index, column } = id;
         let moved = self.writer.commit(Change::MoveColumn { volume, index, column, to }).await;
         if moved.is_ok() {
-            self.column_moves.borrow_mut().remove(&id);
-            self.reserved.borrow_mut().release(&[to]);
+            {
+                let state = &mut *self.state_mut();
+                state.column_moves.remove(&id);
+                state.reserved.release(&[to]);
+            }
             self.remove_drained().await;
         }
         match moved {
             Ok(()) => Ok(true),
-            Err(why) if self.writer.fatal_error().is_some() || self.is_closed.get() => Err(why),
+            Err(why) if self.writer.fatal_error().is_some() || self.is_closed() => Err(why),
             Err(why) => {
                 tracing::warn!(volume = volume.0, index, column, error = %why, "moving a column failed");
                 Ok(false)
