@@ -207,7 +207,7 @@ fn other_writers(metadata: &Metadata) -> Option<(u32, &'static str)> {
     let mode = metadata.permissions().mode() & 0o7777;
     let who = match (mode & 0o020, mode & 0o002) {
         (0, 0) => return None,
-        (0, _) => "everybody",
+        (0, _) => "all users",
         (_, 0) => "its group",
         _ => "its group and all users",
     };

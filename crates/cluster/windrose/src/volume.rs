@@ -48,15 +48,10 @@ pub(crate) async fn run(
         }
         VolumeCommand::Mirror { command } => run_replica_command(&remote, command).await?,
         VolumeCommand::SwitchPrimary { name, to } => {
-            let switch = SwitchPrimaryRequest { node: to };
-            let volume = client.call_on::<SwitchPrimary>(&name, &[], &switch).await?;
-            print_volume(&remote, &volume)?;
-            if let Some(not_yet) = output::not_primary_yet(&volume, &switch.node) {
-                print_error_line(&format!("windrose: {not_yet}"));
-            }
+            switch_primary(&remote, &name, SwitchPrimaryRequest { node: to }).await?;
         }
         VolumeCommand::ForcePrimary { name, confirm } => {
-            force_primary(&remote, &name, confirm).await?
+            force_primary(&remote, &name, confirm).await?;
         }
         VolumeCommand::TakeOver { name, confirm } => take_over(&remote, &name, confirm).await?,
         VolumeCommand::Reservations { name, clear, yes } => {
@@ -101,6 +96,20 @@ pub(crate) async fn run(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes another node the primary.
+async fn switch_primary(
+    remote: &NodeConnection,
+    name: &VolumeName,
+    switch: SwitchPrimaryRequest,
+) -> Result<(), CliError> {
+    let volume = remote.client.call_on::<SwitchPrimary>(name, &[], &switch).await?;
+    print_volume(remote, &volume)?;
+    if let Some(not_yet) = output::not_primary_yet(&volume, &switch.node) {
+        print_error_line(&format!("windrose: {not_yet}"));
+    }
+    Ok(())
 }
 
 /// Maps a volume to a target.

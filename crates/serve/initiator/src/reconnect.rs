@@ -289,7 +289,7 @@ impl<R: Connectable> Reconnector<R> {
             sleep(pause).await;
             match self.connector.establish().await {
                 Err(e) if !R::is_final(&e) => {
-                    debug!("reconnecting to {} failed: {e}", self.connector)
+                    debug!("reconnecting to {} failed: {e}", self.connector);
                 }
                 end => return end,
             }

@@ -170,7 +170,7 @@ fn receive_migrated<P: MigratableConnection>(
             spawn_on_core::<P>(server, channel, conn_state, route);
         }
         Err(error) => {
-            tracing::warn!(peer = %route.peer, %error, "a connection was lost while moving to another core")
+            tracing::warn!(peer = %route.peer, %error, "a connection was lost while moving to another core");
         }
     }
 }

@@ -85,7 +85,8 @@ pub struct ChecksumLayer {
     corrupt_reads: Arc<AtomicU64>,
     /// Most areas on the dirty list.
     max_dirty: usize,
-    /// Planted by tests only.
+    /// Planted by tests.
+    #[cfg(test)]
     mistake: Mistake,
 }
 
@@ -181,6 +182,7 @@ impl ChecksumLayer {
             list_changed: Notify::new(),
             corrupt_reads,
             max_dirty: MAX_DIRTY_AREAS,
+            #[cfg(test)]
             mistake: Mistake::None,
         };
         this.recover().await?;
@@ -199,8 +201,15 @@ impl ChecksumLayer {
         Self { mistake, ..self }
     }
 
+    #[cfg(test)]
     fn makes_mistake(&self, mistake: Mistake) -> bool {
         self.mistake == mistake
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "the same as in tests")]
+    fn makes_mistake(&self, _: Mistake) -> bool {
+        false
     }
 
     /// Recomputes the checksums of the areas on the latest list.

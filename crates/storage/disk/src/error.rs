@@ -393,8 +393,8 @@ mod tests {
             ),
             (
                 ImageErrorReason::NoLogArea { data_offset: 528_384 },
-                "has no room for an intent log: its data begins at byte 528384, and must not before \
-                 958464",
+                "has no space for an intent log: its data begins at byte 528384, but must not begin \
+                 before byte 958464",
             ),
             (
                 ImageErrorReason::InvalidSize("the size is above 256 TiB"),

@@ -183,7 +183,7 @@ impl MemberDisk {
                 tracing::warn!(%path, %error, "the disk was closed, but its owner record was not released: another node needs --take-over");
             }
             Err(_) => {
-                tracing::warn!(%path, "the disk does not respond: its owner record was not released")
+                tracing::warn!(%path, "the disk does not respond: its owner record was not released");
             }
         }
     }

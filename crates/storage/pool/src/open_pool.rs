@@ -140,6 +140,8 @@ pub struct Pool {
     create_lock: Mutex<()>,
     /// Read with [`Self::state`], changed with [`Self::state_mut`].
     state: RefCell<PoolState>,
+    /// Planted by tests.
+    #[cfg(feature = "testing")]
     mistake: Mistake,
 }
 
@@ -299,14 +301,23 @@ impl Pool {
     /// # Errors
     /// Why it may not be opened: which disks are missing or have diverged, and what to do.
     pub async fn open(core: &Core, what: &OpenPool) -> Result<Rc<Self>, PoolError> {
-        Self::open_with_mistake(core, what, Mistake::None).await
+        Self::open_impl(core, what, Mistake::None).await
     }
 
     /// The same with a planted mistake, which tests must find.
     ///
     /// # Errors
     /// As [`Self::open`].
+    #[cfg(feature = "testing")]
     pub async fn open_with_mistake(
+        core: &Core,
+        request: &OpenPool,
+        mistake: Mistake,
+    ) -> Result<Rc<Self>, PoolError> {
+        Self::open_impl(core, request, mistake).await
+    }
+
+    async fn open_impl(
         core: &Core,
         request: &OpenPool,
         mistake: Mistake,
@@ -361,6 +372,7 @@ impl Pool {
                 tasks: vec![writer_task],
                 ..PoolState::default()
             }),
+            #[cfg(feature = "testing")]
             mistake,
         });
         pool.start_tasks(requests, failed, returning);
@@ -463,6 +475,18 @@ impl Pool {
         ]);
     }
 
+    /// Whether this mistake is planted; never outside tests.
+    #[cfg(feature = "testing")]
+    fn makes_mistake(&self, mistake: Mistake) -> bool {
+        self.mistake == mistake
+    }
+
+    #[cfg(not(feature = "testing"))]
+    #[expect(clippy::unused_self, reason = "the same as in tests")]
+    fn makes_mistake(&self, _: Mistake) -> bool {
+        false
+    }
+
     /// Writes a version, and one that records its commit, if data have been written since the last
     /// time.
     async fn write_periodic_version(&self) {
@@ -470,7 +494,7 @@ impl Pool {
         let was_written =
             |disk: &MemberDisk| disk.counters().written_since_check.swap(false, Ordering::Relaxed);
         let was_written = disks.iter().filter(|(_, disk)| was_written(disk)).count() > 0;
-        if was_written && self.mistake != Mistake::SkipsPeriodicVersions {
+        if was_written && !self.makes_mistake(Mistake::SkipsPeriodicVersions) {
             // The writer reports errors itself.
             let _ = self.writer.await_commit().await;
         }
@@ -505,7 +529,7 @@ impl Pool {
         }
         // A copy of a disk that was made while the pool was open lacks this version. The writer
         // reports errors itself.
-        if self.mistake != Mistake::SkipsVersionOnClose {
+        if !self.makes_mistake(Mistake::SkipsVersionOnClose) {
             let _ = timeout(LONG_DISK_TIMEOUT, self.record_errors()).await;
             let _ = timeout(LONG_DISK_TIMEOUT, self.writer.await_commit()).await;
         }

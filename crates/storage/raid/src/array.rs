@@ -189,7 +189,8 @@ pub struct Array {
     /// Why writes have stopped: the entries of a failed write stay in the logs until the pool is
     /// reopened.
     write_error: Cell<Option<Error>>,
-    /// Planted by tests only.
+    /// Planted by tests.
+    #[cfg(any(test, feature = "testing"))]
     mistake: Mistake,
     last_entry_number: Cell<u64>,
     /// Wakes those that wait for log space.
@@ -242,6 +243,7 @@ impl Array {
             partial_row_pages: Semaphore::new(PARTIAL_ROW_PAGES as usize),
             is_volatile: Cell::new(false),
             write_error: Cell::new(None),
+            #[cfg(any(test, feature = "testing"))]
             mistake: Mistake::None,
             last_entry_number: Cell::new(0),
             log_space_freed: Notify::new(),
@@ -320,9 +322,16 @@ impl Array {
         Self { mistake, ..self }
     }
 
-    /// Whether this mistake is planted.
+    /// Whether this mistake is planted; never outside tests.
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn makes_mistake(&self, mistake: Mistake) -> bool {
         self.mistake == mistake
+    }
+
+    #[cfg(not(any(test, feature = "testing")))]
+    #[expect(clippy::unused_self, reason = "the same as in tests")]
+    pub(super) fn makes_mistake(&self, _: Mistake) -> bool {
+        false
     }
 
     /// Whether `member` is detached or does not exist.

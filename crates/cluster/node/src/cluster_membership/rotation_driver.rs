@@ -362,7 +362,7 @@ impl ClusterMembership {
             }
             Ok(_) => tracing::error!("rejected new cluster credentials of another kind"),
             Err(error) => {
-                tracing::warn!(%error, "cannot use the new credentials from another node")
+                tracing::warn!(%error, "cannot use the new credentials from another node");
             }
         }
         Ok(())

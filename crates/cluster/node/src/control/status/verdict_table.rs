@@ -851,11 +851,7 @@ const STORE: &[Row] = &[
             ("volumes that serve continue to", "restore a majority"),
             ("member node-2 is down", "check whether windrose runs on node b"),
             ("member node-3 is down", "check whether windrose runs on node w"),
-            (
-                "a: b not responding, and may be serving it: check the network; b: unknown whether it \
-                serves there",
-                "status` on node b",
-            ),
+            ("a: b not responding; b: unknown whether it serves there", "status` on node b"),
         ],
     },
     Row {
