@@ -86,6 +86,12 @@ impl GuestKernel {
         !matches!(self, Self::UserMode(_))
     }
 
+    /// How many parts a tier divides the work of its guests into, when a sample is run: on emulated
+    /// processors it takes several times as long.
+    pub(crate) fn sample_parts(&self) -> usize {
+        if self.is_emulated() { 4 } else { 2 }
+    }
+
     /// Whether its NVMe host supports authentication and TLS: Debian 12's kernel supports neither.
     pub(crate) fn has_secure_nvme(&self) -> bool {
         !self.is_emulated()

@@ -20,10 +20,8 @@ const VOLUME: &str = "scsi";
 const SIZE: &str = "1GiB";
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// What guests do, by the names for `--only`, and how many parts of it there are when a sample is
-/// run.
+/// What guests do, by the names for `--only`.
 const GUEST_PARTS: [&str; 4] = ["reservations", "multipath", "offload", "pools"];
-const SAMPLE_PARTS: usize = 2;
 
 /// Steps of `reservations.sh` in which a node dies.
 const STEPS: usize = 6;
@@ -44,7 +42,7 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
     }
     let kernel = GuestKernel::choose(context)?;
     let parts = GUEST_PARTS.into_iter().filter(|name| context.matches_filter(name));
-    let parts = context.sample("work of SCSI guests", parts, SAMPLE_PARTS);
+    let parts = context.sample("work of SCSI guests", parts, kernel.sample_parts());
     if parts.contains(&"reservations") {
         reservations(context, &kernel, &mut cluster, &volume)?;
     }
