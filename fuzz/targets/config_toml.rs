@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use node::Config;
+use config::Config;
 
 pub(crate) fn run(bytes: &[u8]) {
     crate::feed(bytes, |text: &str| match Config::parse(Path::new("fuzz.toml"), text) {

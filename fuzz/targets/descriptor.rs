@@ -2,7 +2,7 @@
 //! same bytes.
 
 use disk::Descriptor;
-use node::record::image_description::ImageDescription;
+use records::record::image_description::ImageDescription;
 
 /// Range of the checksum, which the fuzzer would not guess.
 const CHECKSUM: std::ops::Range<usize> = 24..28;

@@ -8,9 +8,9 @@ use cluster::secrets::{
     self, Keyring, SealedSecret, SealingKey, SecretContext, SecretOwner, key_file,
 };
 use crc_fast::{CrcAlgorithm, checksum};
-use node::record::{HostSecretContext, StoredChap, StoredDhchap, StoredTls, VolumeRecord};
 use nvme::auth::Secret;
 use nvme::tls::TlsKey;
+use records::record::{HostSecretContext, StoredChap, StoredDhchap, StoredTls, VolumeRecord};
 use serde::{Serialize, de::DeserializeOwned};
 
 const VOLUME: uuid::Uuid = uuid::Uuid::from_u128(7);

@@ -18,8 +18,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::config::{Cluster, ClusterTls};
-use crate::data_dir;
+use config::data_dir;
+use config::{Cluster, ClusterTls};
 
 /// Most local addresses of each kind in a certificate, besides those of the configuration.
 const MAX_LOCAL_ADDRESSES: usize = 64;
@@ -310,7 +310,7 @@ fn pem_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Certifi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use config::Config;
 
     fn config(text: &str) -> Cluster {
         Config::parse(Path::new("test"), text).unwrap().cluster

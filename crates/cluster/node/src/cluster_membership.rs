@@ -28,13 +28,13 @@ use uuid::Uuid;
 
 use crate::anchor::{self, AnchorError};
 use crate::certificates::{self, CertificateError};
-use crate::config::{self, ClusterTls, Config};
 use crate::control::{
     SecretsError, forget_report, move_keys_to_cluster, own_store_member, store_member_name,
 };
-use crate::data_dir::{DataDir, DataDirError};
-use crate::engine::Portals;
-use crate::joined_cluster::JoinedCluster;
+use config::data_dir::{DataDir, DataDirError};
+use config::{self, ClusterTls, Config};
+use engine::Portals;
+use engine::joined_cluster::JoinedCluster;
 use rotation_driver::CredentialsInUse;
 pub(crate) use rotation_driver::RotationError;
 

@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //! * The store decides. A change is durable in the store before it is acknowledged and before it
-//!   takes effect; [`crate::reconcile`] derives from there what the node does.
+//!   takes effect; [`records::reconcile`] derives from there what the node does.
 //! * Steps for one volume happen one at a time, under its lock; volumes do not wait for each other.
 //! * A change that a client asked for completes even if the client disconnects.
 
@@ -66,19 +66,19 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 pub(crate) use self::cluster::{own_store_member, store_member_name};
-use crate::catalog;
 use crate::cluster_membership::{ClusterMembership, MembershipOutcome};
-use crate::config::{self, Config};
-use crate::engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
-use crate::joined_cluster::JoinedCluster;
-use crate::reconcile::ThisProcess;
-use crate::record::image_description::{DescriptionSource, ImageDescription};
-use crate::record::{self, FIRST_NODE, StoredVolumeRecord, VOLUMES, VolumeRecord};
-use crate::store::{MetadataStore, Revision, StoreError};
+use ::cluster::store::{MetadataStore, Revision, StoreError};
 pub use cluster_view::ClusterView;
+use config::{self, Config};
+use engine::joined_cluster::JoinedCluster;
+use engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
 pub use pool_status::PoolFacts;
 pub use pools::PoolObserved;
 use reconciler::VolumeRecords;
+use records::catalog;
+use records::reconcile::ThisProcess;
+use records::record::image_description::{DescriptionSource, ImageDescription};
+use records::record::{self, FIRST_NODE, StoredVolumeRecord, VOLUMES, VolumeRecord};
 pub(crate) use report::remove_report as forget_report;
 use reserved_paths::ReservedPaths;
 use secret_keys::SecretKeys;

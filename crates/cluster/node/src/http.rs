@@ -33,10 +33,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, get, on};
 
 use crate::control::Control;
-use crate::engine::ReportScope;
 use crate::metrics;
 pub use api_token::{Token, TokenError};
 pub use connection_limit::ConnectionLimits;
+use engine::ReportScope;
 use request::ApiRequest;
 pub use server::{ApiListener, Server, TlsAcceptorDebug};
 pub use tls::{TlsError, acceptor};

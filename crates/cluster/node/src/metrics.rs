@@ -13,11 +13,11 @@ use target::auth_throttle::AuthMethod;
 use volume::CommandKind;
 
 use crate::control::{NodeFacts, assess};
-use crate::engine::{
+use engine::{
     CommandKindReport, LATENCY_BOUNDS_US, LatencyHistogram, PoolDiskState, PoolReport, VolumeReport,
 };
-use crate::reconcile::Observed;
-use crate::record::StoredVolumeRecord;
+use records::reconcile::Observed;
+use records::record::StoredVolumeRecord;
 
 /// Media type of the result of [`render`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -152,7 +152,7 @@ impl Metrics {
             cores().map(|(l, c)| (l, c.memory.timed_out_waits)),
         )?;
         let help = "How long buffer memory has been short; 0 if it is not.";
-        let short = |c: &crate::engine::CoreReport| {
+        let short = |c: &engine::CoreReport| {
             c.memory.shortage_duration.map_or(0, |short| short.as_secs().max(1))
         };
         gauges(to, "memory_shortage_seconds", help, cores().map(|(l, c)| (l, short(c))))?;
@@ -402,9 +402,9 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::control::{PoolFacts, SpaceUsage};
-    use crate::engine::{CoreReport, MirrorReport};
-    use crate::record::tests::record;
-    use crate::store::Revision;
+    use ::cluster::store::Revision;
+    use engine::{CoreReport, MirrorReport};
+    use records::samples::record;
 
     /// A report of a mirror with two replicas, one in sync.
     pub(crate) fn mirror() -> MirrorReport {
@@ -525,7 +525,7 @@ pub(crate) mod tests {
             volumes,
         };
         let image =
-            crate::engine::ImageInfo { id: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
+            records::record::ImageInfo { id: uuid::Uuid::nil(), size_bytes: 1, generation: 2 };
         let observed = Observed::Open { core: 0, image, published: None };
         let volumes = vec![(StoredVolumeRecord { record, revision: Revision(1) }, observed)];
         let allocated = [(volumes[0].0.record.id, 12)].into();

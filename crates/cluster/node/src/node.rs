@@ -12,17 +12,17 @@ use ::cluster::identity::{ClusterIdentity, IdentityError, Role};
 
 use crate::anchor::{self, Anchor, AnchorError, RecordsLocation as Kind};
 use crate::cluster_membership::{ClusterMembership, MembershipError};
-use crate::config::{ApiTcp, Config};
 use crate::control::{Control, ControlSettings};
-use crate::data_dir::{DataDir, DataDirError};
-use crate::engine::{Engine, EngineError, NodeDiskOwner, Portals, ReportScope};
-use crate::file_permissions::{PermissionError, TrustedPath};
 use crate::http::listen::{self, ListenError, UnixSocket};
 use crate::http::{
     self, ApiListener, ConnectionLimits, Server, TlsAcceptorDebug, TlsError, Token, TokenError,
 };
-use crate::store::StoreError;
-use crate::store::embedded::EmbeddedStore;
+use ::cluster::store::StoreError;
+use ::cluster::store::embedded::EmbeddedStore;
+use config::data_dir::{DataDir, DataDirError};
+use config::file_permissions::{PermissionError, TrustedPath};
+use config::{ApiTcp, Config};
+use engine::{Engine, EngineError, NodeDiskOwner, Portals, ReportScope};
 
 /// Why a node did not start; names the setting and the remedy.
 #[derive(Debug, thiserror::Error)]

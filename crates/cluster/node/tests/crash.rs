@@ -13,13 +13,13 @@ use crate::common::{ask, config, create, files, name};
 use api::client::Client;
 use api::endpoint::{GetStatus, ListVolumes, NoBody};
 use api::{ApiError, Initiator, Verdict, VolumeState};
-use node::control::{Control, ControlSettings};
-use node::data_dir::DataDir;
-use node::engine::{Engine, NodeDiskOwner};
-use node::store::embedded::EmbeddedStore;
-use node::store::{
+use cluster::store::embedded::EmbeddedStore;
+use cluster::store::{
     Change, Entry, MetadataStore, Revision, StoreError, StoreFuture, StoreProblem, Watcher,
 };
+use config::data_dir::DataDir;
+use engine::{Engine, NodeDiskOwner};
+use node::control::{Control, ControlSettings};
 use tokio::time::Instant;
 
 /// A store that fails at a commit, as if the process had ended there.

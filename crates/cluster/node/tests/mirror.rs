@@ -16,20 +16,20 @@ use cluster::nodes::{NodePortals, NodeRecord, NodeView, Nodes};
 use cluster::secrets::Keyring;
 use cluster::store::MetadataStore;
 use cluster::store::memory::{CallDelivery, MemoryStore};
-use mirror::MirrorSettings;
-use mirror::config::{ConfigReplica, ConfigStore, CopyHistory, InSyncMember, MirrorConfig};
-use mirror::membership::NotServingReason;
-use node::catalog;
-use node::config::Config;
-use node::engine::{
+use config::Config;
+use engine::{
     ClusterContext, Engine, ExportedVolumes, MirrorReport, NewDisk, NewPool, NodeDiskOwner,
     PeerAddresses, Portals, Redundancy, ReportScope,
 };
-use node::pool_records::{KnownDisk, PoolRecord, PoolStage};
-use node::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
+use mirror::MirrorSettings;
+use mirror::config::{ConfigReplica, ConfigStore, CopyHistory, InSyncMember, MirrorConfig};
+use mirror::membership::NotServingReason;
 use peer::{Incarnation, NodeId, PeerSecret};
 use probe::BlockClient;
 use probe::iscsi::{ScsiFailure, Session};
+use records::catalog;
+use records::pool_records::{KnownDisk, PoolRecord, PoolStage};
+use records::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -97,7 +97,7 @@ fn volume(dir: &Path, nodes: &[NodeId]) -> VolumeRecord {
         preferred_primary: None,
         protocols: Protocols::default(),
         iscsi_target: TARGET.to_owned(),
-        mapping: node::record::LunMapping::default(),
+        mapping: records::record::LunMapping::default(),
         nvme_subsystem: "nqn.2026-01.io.windrose:web".to_owned(),
         allow: ["any".parse().unwrap()].into(),
         chap: None,
@@ -197,7 +197,7 @@ impl Node {
     /// The volume's socket for guests.
     fn socket(&self) -> PathBuf {
         let directory = self.config.vhost_user.directory.as_ref().unwrap();
-        node::engine::socket_path(directory, &"web".parse().unwrap())
+        engine::socket_path(directory, &"web".parse().unwrap())
     }
 
     async fn log_in(&self, isid: u32) -> Session {

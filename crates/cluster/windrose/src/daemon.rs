@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use node::config::Config;
+use config::Config;
 use node::node::{Node, StoppedNode};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &NodeArgs) -> Result<ExitCode, CliError> {
         tracing::warn!(%fault, "this process ends by itself, as by kill -9");
     }
     crash_on_panic();
-    node::limits::raise_process_limits(&config);
+    engine::limits::raise_process_limits(&config);
     // For the control plane only: blocking store calls run on these threads, and each keeps some
     // memory.
     let runtime =
@@ -170,7 +170,7 @@ impl Signals {
 pub(crate) fn crash_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
-        if node::store::embedded::is_catching_panics() {
+        if cluster::store::embedded::is_catching_panics() {
             tracing::debug!(%panic, "panic in the store's library; the store reports it");
             return;
         }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::IsTerminal;
 use std::os::unix::fs::MetadataExt;
 
-use node::config::{Config, LogFormat, LogLevel};
+use config::{Config, LogFormat, LogLevel};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::{Writer, format};

@@ -18,7 +18,7 @@ pub(crate) fn write_pages(dir: &Path) -> Result<(), CliError> {
     let mut root = Cli::command().disable_help_subcommand(true);
     root.build();
     write_page_tree(&root, "", dir).map_err(failed)?;
-    fs::write(dir.join("windrose.toml.5"), node::config::manual()).map_err(failed)
+    fs::write(dir.join("windrose.toml.5"), config::manual()).map_err(failed)
 }
 
 /// Writes the page of a command and of its subcommands; `words` is the command's path.

@@ -447,7 +447,10 @@ fn a_stop_under_load_answers_what_is_in_flight() {
         );
         let waits = site.aside(|path| open(&path).write_all_at(&[9; 512], 3000 * 512));
         let run = async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            while site.faults.hits() == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
             site.tell();
             tokio::time::sleep(Duration::from_millis(200)).await;
             assert!(!site.is_over(), "something is in flight");

@@ -28,7 +28,7 @@ use crate::cluster_membership::ClusterMembership;
 use crate::http::join_endpoint::{CAPACITY, router};
 use crate::http::listen;
 use crate::http::{ApiListener, Server, TlsAcceptorDebug};
-use crate::store::{StoreError, embedded};
+use ::cluster::store::{StoreError, embedded};
 
 /// How often expired tokens and requests are removed, and how soon after the start.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(3600);

@@ -9,7 +9,7 @@ use target::auth_throttle::{AuthMethod, FailingClient};
 
 use super::NodeFacts;
 use super::status::finding;
-use crate::record::VolumeRecord;
+use records::record::VolumeRecord;
 
 pub(super) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for failing in merge_failing_clients(facts) {

@@ -27,10 +27,10 @@ use super::admission::NEW_TOKEN_HINT;
 use super::{Control, ControlSettings, join_client, node_removal, store_error, store_view};
 use crate::certificates;
 use crate::cluster_membership::{self, ClusterMembership};
-use crate::config;
-use crate::data_dir;
-use crate::record::{self, StoredVolumeRecord, VOLUMES};
-use crate::store::{Entry, StoreError, embedded, store_format};
+use ::cluster::store::{Entry, StoreError, embedded, store_format};
+use config;
+use config::data_dir;
+use records::record::{self, StoredVolumeRecord, VOLUMES};
 use wire::plural;
 
 /// Client and peer port of the store members.
@@ -922,7 +922,7 @@ mod tests {
 
     #[test]
     fn what_a_node_keeps_is_found_in_records_of_any_format() {
-        let flat = record::tests::entry(&record::tests::record("web"));
+        let flat = records::samples::entry(&records::samples::record("web"));
         assert_eq!(volume_placed_on(&flat, NodeId(1)), Some("web".into()));
         assert_eq!(volume_placed_on(&flat, NodeId(2)), None);
         let unreadable = Entry { value: b"?".to_vec(), ..flat };

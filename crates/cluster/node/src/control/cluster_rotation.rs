@@ -10,7 +10,7 @@ use super::status::finding;
 use super::volume_lifecycle::now_s;
 use super::{Control, store_error};
 use crate::cluster_membership::{ClusterMembership, RotationError};
-use crate::store::StoreError;
+use ::cluster::store::StoreError;
 
 /// Hint while a rotation is in progress.
 const IN_PROGRESS_HINT: &str =

@@ -21,9 +21,9 @@ use super::startup_wait::LOST_QUORUM_HINT;
 use super::status::finding;
 use super::store_view::StoreView;
 use super::{Control, clock_findings};
-use crate::engine::CoreReport;
-use crate::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
-use crate::store::StoreError;
+use ::cluster::store::StoreError;
+use engine::CoreReport;
+use records::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
 
 /// How long the nodes of a new volume may take to report it, in seconds.
 const JUST_CREATED_S: u64 = 15;
@@ -659,7 +659,7 @@ mod tests {
 
     use super::super::report::ResyncReport;
     use super::*;
-    use crate::record::tests::{place, record};
+    use records::samples::{place, record};
 
     const A: NodeId = NodeId(1);
     const B: NodeId = NodeId(2);

@@ -12,10 +12,10 @@ use uuid::Uuid;
 
 use super::report::NodeReport;
 use super::{Control, store_error};
-use crate::engine::ReportScope;
-use crate::reconcile::Observed;
-use crate::record::{PlacementStage, VolumeRecord, VolumeStage};
-use crate::store::Revision;
+use ::cluster::store::Revision;
+use engine::ReportScope;
+use records::reconcile::Observed;
+use records::record::{PlacementStage, VolumeRecord, VolumeStage};
 
 /// How long to wait for a volume that is being opened.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -146,7 +146,7 @@ impl Control {
     }
 
     fn replica_list_text(&self, record: &VolumeRecord) -> String {
-        let replica = |p: &crate::record::ReplicaPlacement| {
+        let replica = |p: &records::record::ReplicaPlacement| {
             format!("{} on {}", p.backing, self.node_name(p.node))
         };
         record.placements.iter().map(replica).collect::<Vec<_>>().join(", ")

@@ -21,8 +21,8 @@ use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Control;
-use crate::catalog;
-use crate::record::{VolumeRecord, VolumeStage};
+use records::catalog;
+use records::record::{VolumeRecord, VolumeStage};
 
 /// Requested lifetime of a registration, in seconds. The server may choose another.
 const PERIOD_S: u32 = 600;
@@ -310,9 +310,9 @@ mod tests {
     use ::cluster::nodes::{NodePortals, NodeRecord};
 
     use super::*;
-    use crate::record::PlacementStage;
-    use crate::record::ReplicaPlacement;
-    use crate::record::tests::{place, record};
+    use records::record::PlacementStage;
+    use records::record::ReplicaPlacement;
+    use records::samples::{place, record};
 
     fn node(number: u16, role: Role, alive: bool) -> (NodeId, NodeView) {
         let record = NodeRecord {

@@ -20,8 +20,8 @@ use tokio_rustls::TlsConnector;
 
 use super::cluster::conflict;
 use crate::certificates;
-use crate::config;
 use crate::http::join_endpoint::PATH;
+use config;
 
 /// Time limits for a connection and for an answer. The server delays answers after failed attempts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::cluster::conflict;
 use super::{Control, reconciler, store_error};
-use crate::record::{self, StoredVolumeRecord, VOLUMES, VolumeStage};
+use records::record::{self, StoredVolumeRecord, VOLUMES, VolumeStage};
 
 /// How often the removal of one replica is decided while its volume keeps changing.
 const ATTEMPTS: u32 = 20;

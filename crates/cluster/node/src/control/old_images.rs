@@ -15,8 +15,8 @@ use super::orphan_images::UnservedImage;
 use super::placement::{self, Candidate};
 use super::replicas::FreeByNode;
 use super::{Control, repair};
-use crate::engine::ImageLocation;
-use crate::record::VolumeRecord;
+use engine::ImageLocation;
+use records::record::VolumeRecord;
 
 /// Why a node with an old image is not chosen.
 const HAS_OLD_IMAGE: &str = "has an old image of it";
@@ -204,8 +204,8 @@ pub(super) fn backing_flags(backing: &Backing) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{ScannedImage, ScannedIntentLog};
-    use crate::record::tests::record;
+    use engine::{ScannedImage, ScannedIntentLog};
+    use records::samples::record;
 
     const B: NodeId = NodeId(2);
     const C: NodeId = NodeId(3);

@@ -27,13 +27,13 @@ use super::recovery_choice::{
 };
 use super::status::finding;
 use super::{Control, old_images, reconciler, store_error};
-use crate::engine::{
+use engine::{
     BackingError, ImageLocation, ReportScope, ScannedImage, ScannedIntentLog, VolumeReport,
 };
-use crate::pool_records;
-use crate::reconcile::Observed;
-use crate::record::image_description::ImageDescription;
-use crate::record::{
+use records::pool_records;
+use records::reconcile::Observed;
+use records::record::image_description::ImageDescription;
+use records::record::{
     LunMapping, MAX_REPLICAS_WANTED, PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage,
 };
 
@@ -861,7 +861,7 @@ mod tests {
     /// An unreadable log may be newer than all serving replicas: the image is not overwritten.
     #[test]
     fn a_copy_whose_log_is_lost_counts_as_one_that_may_be_newer() {
-        let record = crate::record::tests::record("web");
+        let record = records::samples::record("web");
         let with = |log| ScannedImage {
             volume: record.id,
             id: Uuid::from_u128(8),
@@ -882,7 +882,7 @@ mod tests {
         // The remainder of a failed attempt, the record's own replica, and another volume's image.
         assert_eq!((old(has(0), None), old(ScannedIntentLog::Absent, None)), (None, None));
         assert_eq!(old(has(2), Some(Uuid::from_u128(8))), None);
-        let other = crate::record::tests::record("mail");
+        let other = records::samples::record("mail");
         assert_eq!(old_image_age(&with(has(2)), &other, None), None);
     }
 

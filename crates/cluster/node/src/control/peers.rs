@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::Control;
-use crate::engine::PeerAddresses;
-use crate::record::{PlacementStage, VolumeRecord};
+use engine::PeerAddresses;
+use records::record::{PlacementStage, VolumeRecord};
 
 impl Control {
     /// Gives a volume here the addresses of the other replicas' nodes.

@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::report::{self, NodeReport, ResyncProgress};
 use super::{Control, clock_findings, repair, space};
-use crate::engine::{CoreReport, ReportScope, VolumeReport};
-use crate::reconcile::Observed;
-use crate::record::StoredVolumeRecord;
-use crate::store::{Change, Precondition, StoreError};
+use ::cluster::store::{Change, Precondition, StoreError};
+use engine::{CoreReport, ReportScope, VolumeReport};
+use records::reconcile::Observed;
+use records::record::StoredVolumeRecord;
 
 /// Interval of the periodic tasks.
 const INTERVAL: Duration = Duration::from_secs(5);

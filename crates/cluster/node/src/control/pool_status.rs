@@ -13,8 +13,8 @@ use wire::plural;
 use super::not_serving::WAIT_HINT;
 use super::pools::{PoolObserved, offline_pool_hint};
 use super::status::finding;
-use crate::engine::{self, LABEL_AREA_BYTES, PoolDiskState, PoolReport, Redundancy};
-use crate::pool_records::{KnownDisk, PoolRecord, PoolStage};
+use engine::{self, LABEL_AREA_BYTES, PoolDiskState, PoolReport, Redundancy};
+use records::pool_records::{KnownDisk, PoolRecord, PoolStage};
 
 /// Lost ranges of a volume that a finding names.
 const MAX_NAMED_RANGES: usize = 8;
@@ -448,7 +448,7 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::engine::{BackingError, PoolScrubReport, PoolVolumeReport};
+    use engine::{BackingError, PoolScrubReport, PoolVolumeReport};
 
     /// A RAID 5 over three disks, with one volume.
     pub(crate) fn report(name: &str) -> PoolReport {
@@ -505,7 +505,7 @@ pub(crate) mod tests {
     /// A healthy open pool.
     pub(crate) fn facts(name: &str) -> PoolFacts {
         PoolFacts {
-            record: crate::pool_records::tests::record(name),
+            record: records::samples::pool_record(name),
             observed: PoolObserved::Open,
             report: Some(report(name)),
             rebuild: None,

@@ -20,12 +20,12 @@ use uuid::Uuid;
 
 use super::Control;
 use super::pool_status::{self, PoolFacts, RebuildProgress};
-use crate::engine::{BackingError, PoolDiskState, PoolReport};
-use crate::pool_records::{
+use engine::{BackingError, PoolDiskState, PoolReport};
+use records::pool_records::{
     self, DamagedPoolRecord, KnownDisk, PoolRecord, PoolRecordFiles, PoolStage,
 };
-use crate::reconcile::Observed;
-use crate::record::VolumeRecord;
+use records::reconcile::Observed;
+use records::record::VolumeRecord;
 
 /// How often failed pools are retried, and the records of open ones are updated.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
@@ -161,7 +161,7 @@ impl PoolTable {
 
 /// Paths of a pool's disks by its report; missing disks keep their last path.
 fn last_seen_disks(report: &PoolReport, before: &[KnownDisk]) -> Vec<KnownDisk> {
-    let disk = |d: &crate::engine::PoolDiskReport| {
+    let disk = |d: &engine::PoolDiskReport| {
         let serial = Some(d.serial.clone());
         let was = || before.iter().find(|b| b.serial == serial).map(|b| b.path.clone());
         let path = d.path.clone().or_else(was)?;

@@ -1,4 +1,4 @@
-//! Takes the steps that [`crate::reconcile`] decides, one volume at a time.
+//! Takes the steps that [`records::reconcile`] decides, one volume at a time.
 
 use block::Epoch;
 use cluster::mirror_records;
@@ -8,10 +8,11 @@ use rt::fault_point::{self, FaultPoint};
 use uuid::Uuid;
 
 use super::{Control, MAX_RECONCILE_STEPS};
-use crate::engine::{BackingError, ImageInfo};
-use crate::reconcile::{MirrorState, Observed, Step, next_step};
-use crate::record::{self, PlacementStage, StoredVolumeRecord, VolumeRecord, VolumeStage};
-use crate::store::{Revision, StoreError};
+use ::cluster::store::{Revision, StoreError};
+use engine::BackingError;
+use records::reconcile::{MirrorState, Observed, Step, next_step};
+use records::record::ImageInfo;
+use records::record::{self, PlacementStage, StoredVolumeRecord, VolumeRecord, VolumeStage};
 
 /// The records of a volume in the store.
 #[derive(Clone, Debug, Default)]

@@ -18,7 +18,7 @@ use super::recovery_choice::{RecoveryChoice, ReplicaImage, choose_source, plan_v
 use super::startup_wait::{LOST_QUORUM_HINT, REJOIN_HINT};
 use super::{Control, UNTRUSTED_STORE_HINT, store_error};
 use crate::cluster_membership::ClusterMembership;
-use crate::record::StoredVolumeRecord;
+use records::record::StoredVolumeRecord;
 
 impl Control {
     /// Recovers what can be recovered, or returns the plan.

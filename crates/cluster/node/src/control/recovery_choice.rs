@@ -14,8 +14,8 @@ use mirror::recovery::{self, DivergentHistories, PrimaryChoice, RecoveryCandidat
 use peer::NodeId;
 use uuid::Uuid;
 
-use crate::engine::{ImageLocation, ScannedImage, ScannedIntentLog};
-use crate::record::image_description::ImageDescription;
+use engine::{ImageLocation, ScannedImage, ScannedIntentLog};
+use records::record::image_description::ImageDescription;
 
 /// Most replicas of a volume.
 const MAX_RECOVERED_REPLICAS: usize = 3;
@@ -331,13 +331,13 @@ mod tests {
     use api::BlockSize;
 
     use super::*;
-    use crate::record::image_description::tests::description;
+    use records::samples::description;
 
     /// A replica on node `node` that knows `epoch` with these nodes in sync.
     fn copy(node: u16, epoch: u64, in_sync: &[u16]) -> ReplicaImage {
         let mut described = description("web", node);
         described.replicas = [1, 2, 3]
-            .map(|n| crate::record::image_description::DescribedReplica {
+            .map(|n| records::record::image_description::DescribedReplica {
                 node: n,
                 name: format!("n{n}"),
                 image: Some(Uuid::from_u128(n.into())),
@@ -519,7 +519,7 @@ mod tests {
     fn secrets_are_to_be_set_before_anybody_is_let_in() {
         let mut one = copy(1, 7, &[1]);
         let told = one.scan.description.as_mut().unwrap();
-        told.secret_kinds.insert(crate::record::image_description::SecretKind::Chap);
+        told.secret_kinds.insert(records::record::image_description::SecretKind::Chap);
         told.allow.insert("iqn.1993-08.org.debian:01:x".parse().unwrap());
         let plan = plan_volume(&[one.clone()], &choose_source(&[one], &[]));
         assert!(plan.notes.iter().any(|n| n.contains("set new ones")), "{:?}", plan.notes);

@@ -26,9 +26,9 @@ use super::report::MissingReplica;
 use super::volume_lifecycle::now_s;
 use super::volume_table::ReadyVolume;
 use super::{Control, placement};
-use crate::engine::CoreReport;
-use crate::record::{ReplicaPlacement, StoredVolumeRecord, VolumeRecord};
-use crate::store::{Revision, StoreError};
+use ::cluster::store::{Revision, StoreError};
+use engine::CoreReport;
+use records::record::{ReplicaPlacement, StoredVolumeRecord, VolumeRecord};
 
 /// How often a node is searched again for a replica that has to wait or for which no node was
 /// found.
@@ -430,7 +430,7 @@ mod tests {
     /// A finding must not say both that a repair starts by itself and that no node can take it.
     #[test]
     fn a_copy_that_no_node_can_keep_is_not_said_to_come_by_itself() {
-        let record = crate::record::tests::record("web");
+        let record = records::samples::record("web");
         let (node, unfit) = (NodeId(3), Some("is a witness"));
         let (name, domain) = ("w".to_owned(), "w".to_owned());
         let witness = Candidate {

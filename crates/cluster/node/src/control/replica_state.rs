@@ -15,7 +15,7 @@ use super::old_images::replace_hint;
 use super::placement::no_candidate_text_for;
 use super::report::{MissingReplica, ReportedMirror, ResyncReport};
 use super::status::finding;
-use crate::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
+use records::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
 
 /// Why a replica is not in sync, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]

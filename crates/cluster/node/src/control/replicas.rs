@@ -24,13 +24,13 @@ use super::reconciler::random_config_id;
 use super::startup_wait::LOST_QUORUM_HINT;
 use super::volume_lifecycle::require_absolute;
 use super::{Control, backing_error, store_error};
-use crate::engine::ReportScope;
-use crate::reconcile::Observed;
-use crate::record::{
+use ::cluster::store::StoreError;
+use engine::ReportScope;
+use records::reconcile::Observed;
+use records::record::{
     MAX_PLACEMENTS, MAX_REPLICAS_WANTED, PlacementStage, ReplicaPlacement, StoredVolumeRecord,
     VolumeRecord,
 };
-use crate::store::StoreError;
 
 /// Longest wait for a primary handover before the answer.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(5);

@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 use super::not_serving::NameLookup;
 use super::orphan_images::UnservedImage;
-use crate::engine::{CoreReport, MirrorReport, VolumeReport};
-use crate::store::{Change, MetadataStore, Precondition, StoreError};
+use ::cluster::store::{Change, MetadataStore, Precondition, StoreError};
+use engine::{CoreReport, MirrorReport, VolumeReport};
 
 /// Prefix of the keys of reports.
 pub(super) const REPORTS: &str = "reports/";

@@ -15,9 +15,9 @@ use uuid::Uuid;
 use super::report::{self, NodeReport};
 use super::volume_status::merge_sessions;
 use super::{Control, store_error};
-use crate::engine::CoreReport;
-use crate::record::{PlacementStage, VolumeRecord, VolumeStage};
-use crate::store::{Change, Precondition, Revision, StoreError};
+use ::cluster::store::{Change, Precondition, Revision, StoreError};
+use engine::CoreReport;
+use records::record::{PlacementStage, VolumeRecord, VolumeStage};
 
 /// How long to wait for a node's report.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -201,7 +201,7 @@ fn peer_usage(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::{place, record};
+    use records::samples::{place, record};
 
     const B: NodeId = NodeId(2);
     const C: NodeId = NodeId(3);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::device_stack::{DeviceStack, FileIdentity, PathCheck};
 use crate::anchor;
-use crate::config::Config;
+use config::Config;
 
 /// Most nested directories of the data directory that are searched.
 const MAX_DEPTH: usize = 8;

@@ -14,12 +14,12 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::{Control, FAILED_VOLUME_RETRY};
-use crate::data_dir;
-use crate::record::{
+use ::cluster::store::{Change, Entry, MetadataStore, Precondition, StoreError};
+use config::data_dir;
+use records::record::{
     ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
     VolumeAuthMethod, VolumeRecord,
 };
-use crate::store::{Change, Entry, MetadataStore, Precondition, StoreError};
 
 /// Why the keys are not available.
 #[derive(Debug, thiserror::Error)]
@@ -396,7 +396,7 @@ mod tests {
     use peer::NodeId;
 
     use super::*;
-    use crate::record::tests::{HOST, KEYS, chap, dhchap, record, tls};
+    use records::samples::{HOST, KEYS, chap, dhchap, record, tls};
 
     fn store(model: &MemoryStore) -> impl MetadataStore + use<> {
         model.client(std::time::Duration::from_secs(1), Box::new(|_| CallDelivery::IMMEDIATE))

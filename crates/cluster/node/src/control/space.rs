@@ -12,9 +12,9 @@ use peer::NodeId;
 use uuid::Uuid;
 
 use super::Control;
-use crate::engine::{PoolDiskState, PoolReport};
-use crate::reconcile::Observed;
-use crate::record::{StoredVolumeRecord, VolumeRecord};
+use engine::{PoolDiskState, PoolReport};
+use records::reconcile::Observed;
+use records::record::{StoredVolumeRecord, VolumeRecord};
 
 /// Space by file system and pool, for some volumes.
 #[derive(Clone, Debug, Default)]
@@ -219,10 +219,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::record::FIRST_NODE;
-    use crate::record::tests::record;
-    use crate::store::Revision;
+    use ::cluster::store::Revision;
     use api::Backing;
+    use records::record::FIRST_NODE;
+    use records::samples::record;
 
     fn volume(name: &str, path: &Path) -> (StoredVolumeRecord, Observed) {
         let mut record = record(name);

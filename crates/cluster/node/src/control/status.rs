@@ -22,10 +22,10 @@ use super::{
     ClusterView, Control, FileSystemSpace, PoolFacts, PoolSpace, SpaceUsage, client_findings,
     memory, pool_status,
 };
-use crate::engine::{CoreReport, ReportScope, VolumeReport};
-use crate::reconcile::Observed;
-use crate::record::{StoredVolumeRecord, VolumeAuthMethod, VolumeStage};
-use crate::store::StoreProblem;
+use ::cluster::store::StoreProblem;
+use engine::{CoreReport, ReportScope, VolumeReport};
+use records::reconcile::Observed;
+use records::record::{StoredVolumeRecord, VolumeAuthMethod, VolumeStage};
 
 /// The facts from which the status is derived.
 #[derive(Debug)]
@@ -596,10 +596,10 @@ mod verdict_table;
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::engine::{CommandKindReport, GuestReport, MirrorReport};
     use crate::metrics::tests::mirror;
-    use crate::record::tests::record;
-    use crate::store::Revision;
+    use ::cluster::store::Revision;
+    use engine::{CommandKindReport, GuestReport, MirrorReport};
+    use records::samples::record;
 
     pub(in super::super) fn facts(volumes: Vec<(StoredVolumeRecord, Observed)>) -> NodeFacts {
         NodeFacts {
@@ -650,7 +650,7 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn open() -> Observed {
-        let image = crate::engine::ImageInfo { id: Uuid::nil(), size_bytes: 1, generation: 2 };
+        let image = records::record::ImageInfo { id: Uuid::nil(), size_bytes: 1, generation: 2 };
         Observed::Open { core: 0, image, published: None }
     }
 
@@ -705,7 +705,7 @@ pub(super) mod tests {
         assert_eq!(verdict(&facts).0, Verdict::Safe);
         let report = facts.pools[0].report.as_mut().unwrap();
         report.fault_tolerance = Some(0);
-        report.disks[0].state = crate::engine::PoolDiskState::Detached;
+        report.disks[0].state = engine::PoolDiskState::Detached;
         assert_eq!(verdict(&facts).0, Verdict::AtRisk);
         assert!(verdict(&facts).1.contains("disk S0 at /dev/sd0 is out"));
         facts.damaged_pools.push("/v/pools/zoo.json: it has format 2".into());

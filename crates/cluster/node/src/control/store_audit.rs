@@ -9,8 +9,8 @@ use mirror::config::MirrorConfig;
 use uuid::Uuid;
 
 use super::report;
-use crate::record::{self, NAMES, StoredVolumeRecord, VOLUMES};
-use crate::store::{Entry, Revision, StoreError, store_format};
+use ::cluster::store::{Entry, Revision, StoreError, store_format};
+use records::record::{self, NAMES, StoredVolumeRecord, VOLUMES};
 
 /// The valid records of a store, and the damaged ones.
 #[derive(Debug, Default)]
@@ -116,9 +116,9 @@ mod tests {
     use ::cluster::store::{MetadataStore, Revision};
 
     use super::*;
-    use crate::record::VolumeRecord;
-    use crate::record::tests::{chap, record, ring};
-    use crate::record::{ChapContext, StoredChap};
+    use records::record::VolumeRecord;
+    use records::record::{ChapContext, StoredChap};
+    use records::samples::{chap, record, ring};
 
     /// A volume that one initiator may access, with CHAP.
     fn guarded(name: &str) -> VolumeRecord {
@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn entries(volume: &VolumeRecord) -> Vec<Entry> {
-        let entry = |c: crate::store::Change| Entry::new(c.key, c.value.unwrap(), Revision(1));
+        let entry = |c: ::cluster::store::Change| Entry::new(c.key, c.value.unwrap(), Revision(1));
         volume.insert_changes().into_iter().map(entry).collect()
     }
 

@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use super::volume_edit::check_access;
 use super::{Control, store_error};
-use crate::record::lun_mapping::{MAX_LUN, MapError, assign_lun};
-use crate::record::{StoredVolumeRecord, VolumeRecord, VolumeStage};
+use records::record::lun_mapping::{MAX_LUN, MapError, assign_lun};
+use records::record::{StoredVolumeRecord, VolumeRecord, VolumeStage};
 
 impl Control {
     /// Maps a volume to the target of another one or to its own, or changes its LUN.
@@ -100,7 +100,7 @@ impl Control {
     async fn read_ready_records(
         &self,
         ids: &BTreeSet<Uuid>,
-    ) -> Result<(BTreeMap<Uuid, VolumeRecord>, BTreeMap<Uuid, crate::store::Revision>), ApiError>
+    ) -> Result<(BTreeMap<Uuid, VolumeRecord>, BTreeMap<Uuid, ::cluster::store::Revision>), ApiError>
     {
         let (mut records, mut revisions) = (BTreeMap::new(), BTreeMap::new());
         for &id in ids {

@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use super::secret_keys::{seal_chap, seal_dhchap, seal_tls};
 use super::{Control, backing_error, store_error};
-use crate::reconcile::Observed;
-use crate::record::{
+use records::reconcile::Observed;
+use records::record::{
     ChapContext, HostSecretContext, StoredVolumeRecord, VolumeAuthMethod, VolumeRecord,
     VolumeStage, dhchap,
 };
@@ -417,8 +417,8 @@ pub(super) fn check_access(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::{HOST, KEYS, dhchap, record, ring, tls};
-    use crate::record::{StoredDhchap, StoredTls};
+    use records::record::{StoredDhchap, StoredTls};
+    use records::samples::{HOST, KEYS, dhchap, record, ring, tls};
 
     fn check(record: &VolumeRecord) -> Result<(), ApiError> {
         check_access(record, record.required_auth())

@@ -18,9 +18,9 @@ use super::cluster_view::MIRROR_RECORD_LOST;
 use super::replica_state::open_failed_hint;
 use super::status::unusable_reason;
 use super::{ClusterView, Control};
-use crate::engine::{self, CoreReport, GuestReport, ReportScope, VolumeReport};
-use crate::reconcile::Observed;
-use crate::record::{
+use engine::{self, CoreReport, GuestReport, ReportScope, VolumeReport};
+use records::reconcile::Observed;
+use records::record::{
     PlacementStage, ReplicaPlacement, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
     VolumeRecord, VolumeStage,
 };
@@ -456,8 +456,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::record::tests::record;
-    use crate::store::Revision;
+    use ::cluster::store::Revision;
+    use records::samples::record;
 
     fn connection(initiator: Option<&str>, target: Option<&str>, port: u16) -> target::SessionInfo {
         target::SessionInfo {

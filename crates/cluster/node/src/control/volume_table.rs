@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::reconciler::VolumeRecords;
-use crate::catalog::LocalState;
-use crate::engine::BackingError;
-use crate::reconcile::Observed;
-use crate::record::{PlacementStage, StoredVolumeRecord, VolumeStage};
-use crate::store::Revision;
+use ::cluster::store::Revision;
+use engine::BackingError;
+use records::catalog::LocalState;
+use records::reconcile::Observed;
+use records::record::{PlacementStage, StoredVolumeRecord, VolumeStage};
 
 #[derive(Default)]
 pub(super) struct VolumeTable {
@@ -334,8 +334,8 @@ impl VolumeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::ImageInfo;
-    use crate::record::tests::record;
+    use records::record::ImageInfo;
+    use records::samples::record;
 
     const ME: NodeId = NodeId(1);
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{TcpListener, UnixListener};
 
-use crate::data_dir;
+use config::data_dir;
 
 /// Mode of the API's socket: its owner and group may use it.
 const SOCKET_MODE: u32 = 0o660;

@@ -136,7 +136,7 @@ fn scrub_text(s: &Scrub) -> String {
         true => format!("{} of {}", Size(s.done_bytes), Size(s.total_bytes)),
         false => {
             let ended =
-                s.ended_s.map(|s| format!(" at {}", node::format_utc(s))).unwrap_or_default();
+                s.ended_s.map(|s| format!(" at {}", disk::format_utc(s))).unwrap_or_default();
             format!("done{ended}, {}", Size(s.total_bytes))
         }
     };
@@ -187,7 +187,7 @@ fn error_counts(disk: &PoolDisk) -> String {
 fn error_summary(disk: &PoolDisk) -> Option<String> {
     let errors = disk.read_errors + disk.write_errors + disk.checksum_errors;
     let (repaired, lost) = (disk.repaired_blocks, disk.unrepairable_blocks);
-    let since = node::format_utc(disk.errors_since_s.filter(|_| errors + repaired + lost > 0)?);
+    let since = disk::format_utc(disk.errors_since_s.filter(|_| errors + repaired + lost > 0)?);
     Some(format!("errors since {since}; {} repaired, {lost} lost", plural(repaired, "block")))
 }
 

@@ -15,9 +15,9 @@ use uuid::Uuid;
 use super::{KnownPool, PoolObserved, candidate_paths, offline_pool_hint, pool_not_found};
 use crate::control::device_stack::{FileIdentity, PathCheck};
 use crate::control::{Control, pool_status};
-use crate::engine::{self, BackingError, NewDisk, NewPool, PoolDiskState, PoolReport, Redundancy};
-use crate::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
-use crate::record::VolumeRecord;
+use engine::{self, BackingError, NewDisk, NewPool, PoolDiskState, PoolReport, Redundancy};
+use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
+use records::record::VolumeRecord;
 
 impl Control {
     /// Creates a pool. A repeated request returns the existing pool.
@@ -634,11 +634,11 @@ pub(super) fn check_paths<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::PlacementStage;
+    use records::record::PlacementStage;
 
     #[test]
     fn a_copy_that_is_to_leave_has_its_file_until_it_is_gone() {
-        let mut record = crate::record::tests::record("web");
+        let mut record = records::samples::record("web");
         let node = record.placements[0].node;
         let mut has_image = |stage| {
             record.placements[0].stage = stage;

@@ -15,8 +15,8 @@ use uuid::Uuid;
 use super::admin::{check_paths, conflict, pool_error, record_write_error};
 use super::{KnownPool, PoolObserved, candidate_paths, offline_pool_hint};
 use crate::control::Control;
-use crate::engine::{ImageLocation, PoolDiskSeen};
-use crate::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
+use engine::{ImageLocation, PoolDiskSeen};
+use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
 
 /// How long to wait until other nodes know a pool.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::record::{
+use records::record::{
     MAX_PLACEMENTS, PendingRepair, PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage,
 };
 
@@ -410,7 +410,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::record::tests::{place, record};
+    use records::samples::{place, record};
 
     const A: NodeId = NodeId(1);
     const B: NodeId = NodeId(2);

@@ -4,7 +4,7 @@ use api::Rebuild;
 
 use super::*;
 use crate::control::pools::PoolObserved;
-use crate::engine::{BackingError, DamagedRange};
+use engine::{BackingError, DamagedRange};
 
 /// With a pool that holds its volume, changed by `change`.
 fn pool(change: impl FnOnce(&mut PoolFacts)) -> NodeFacts {

@@ -263,25 +263,11 @@ fn is_unused_device(device: &Path) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
-
-    pub(crate) fn record(name: &str) -> PoolRecord {
-        let disk = |path: &str, serial: Option<&str>, out| KnownDisk {
-            path: path.into(),
-            serial: serial.map(Into::into),
-            is_out: out,
-        };
-        PoolRecord {
-            id: Uuid::from_u128(7),
-            name: name.parse().unwrap(),
-            stage: PoolStage::Ready,
-            max_cores: 4,
-            disks: vec![disk("/dev/sda", Some("S1"), false), disk("/dev/sdb", None, true)],
-        }
-    }
+    use crate::samples::pool_record;
 
     #[test]
     fn a_record_reads_back_as_it_was_written() {
@@ -289,7 +275,7 @@ pub(crate) mod tests {
         let records = PoolRecordFiles::in_data_dir(data_dir.path());
         assert_eq!(records.read().unwrap(), (vec![], vec![]));
         records.remove(&"tank".parse().unwrap()).unwrap();
-        let (tank, zoo) = (record("tank"), PoolRecord { disks: vec![], ..record("zoo") });
+        let (tank, zoo) = (pool_record("tank"), PoolRecord { disks: vec![], ..pool_record("zoo") });
         for record in [&zoo, &tank, &tank] {
             records.write(record).unwrap();
         }
@@ -314,14 +300,14 @@ pub(crate) mod tests {
         let golden = br#"{"format":2,"id":"00000000-0000-0000-0000-000000000007","name":"tank","stage":"ready",
             "rings":4,"disks":[{"path":"/dev/sda","serial":"S1","out":false},
                 {"path":"/dev/sdb","serial":null,"out":true}]}"#;
-        assert_eq!(PoolRecord::parse(golden).unwrap(), record("tank"));
+        assert_eq!(PoolRecord::parse(golden).unwrap(), pool_record("tank"));
     }
 
     #[test]
     fn what_is_no_record_is_named_and_left() {
         let data_dir = tempfile::tempdir().unwrap();
         let records = PoolRecordFiles::in_data_dir(data_dir.path());
-        records.write(&record("tank")).unwrap();
+        records.write(&pool_record("tank")).unwrap();
         let path = records.path(&"tank".parse().unwrap());
         let good = record_file::read(&path, "pools/tank.json", MAX_BYTES).unwrap().unwrap();
         let good = String::from_utf8(good).unwrap();

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::record::FIRST_NODE;
-use crate::record::tests::{place, record};
+use crate::samples::{place, record};
 
 const OTHER: NodeId = NodeId(2);
 const THIRD: NodeId = NodeId(3);

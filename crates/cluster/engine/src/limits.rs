@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::config::Config;
+use config::Config;
 
 /// Open files that a node needs besides those of its clients and volumes.
 const RESERVED_FILES: u64 = 256;
@@ -36,7 +36,7 @@ pub fn raise_process_limits(config: &Config) {
             tracing::warn!(?resource, %error, "cannot raise a process limit");
         }
     }
-    let cores = crate::engine::core_count(config) as u64;
+    let cores = crate::core_count(config) as u64;
     let needed = required_files(config, cores);
     if let Some(allowed) = getrlimit(Resource::Nofile).current
         && allowed < needed

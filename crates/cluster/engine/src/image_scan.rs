@@ -17,7 +17,7 @@ use super::Engine;
 use super::backing::{BackingError, BackingHandle};
 use super::core_engine::CoreEngine;
 use super::pools::PoolAccess;
-use crate::record::image_description::ImageDescription;
+use records::record::image_description::ImageDescription;
 
 /// The location of an image on this node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -10,6 +10,8 @@ mod cluster_context;
 mod core_engine;
 mod guests;
 mod image_scan;
+pub mod joined_cluster;
+pub mod limits;
 mod mirrored_volume;
 mod pools;
 mod report;
@@ -36,11 +38,10 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use wire::ShortText;
 
-use crate::config::{Config, DiskEngine};
-use crate::record::{FIRST_NODE, VolumeRecord};
-pub use backing::{BackingError, ImageInfo};
+pub use backing::BackingError;
 pub use cluster_context::ClusterContext;
 use cluster_context::{CoreAssignment, CoreAssignments, PeerRouter};
+use config::{Config, DiskEngine};
 use core_engine::CoreEngine;
 pub use disk::LABEL_AREA_BYTES;
 pub use geometry::Redundancy;
@@ -54,6 +55,7 @@ pub use pool::{
 };
 pub use pools::NewPool;
 use pools::PoolEntry;
+use records::record::{FIRST_NODE, ImageInfo, VolumeRecord};
 pub use report::{
     CommandKindReport, CoreReport, LATENCY_BOUNDS_US, LatencyHistogram, MirrorReport, ReportScope,
     VolumeReport,
@@ -657,7 +659,7 @@ fn limits(config: &Config) -> server::Limits {
 const DEFAULT_CORES: usize = 4;
 
 /// How many cores a node with this configuration uses.
-pub(crate) fn core_count(config: &Config) -> usize {
+pub fn core_count(config: &Config) -> usize {
     match config.cores.cpus.len() {
         0 => config.cores.count.unwrap_or_else(|| usable_cpus().len().clamp(1, DEFAULT_CORES)),
         named => named,

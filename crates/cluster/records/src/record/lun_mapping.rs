@@ -131,9 +131,9 @@ pub fn assign_lun(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{HOST, KEYS, chap, dhchap, record, ring, tls};
     use super::super::{HostSecretContext, StoredChap, StoredDhchap, StoredTls, VolumeRecord};
     use super::*;
+    use crate::samples::{HOST, KEYS, chap, dhchap, record, ring, tls};
 
     fn all(names: &[&str]) -> BTreeMap<Uuid, VolumeRecord> {
         names.iter().map(|name| record(name)).map(|r| (r.id, r)).collect()

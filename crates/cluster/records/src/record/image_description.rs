@@ -181,18 +181,9 @@ impl ImageDescription {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::record::tests::record;
-
-    pub(crate) fn description(name: &str, node: u16) -> ImageDescription {
-        let names = |node: NodeId| format!("n{node}");
-        let cluster = Some(Uuid::from_u128(9));
-        ImageDescription::of(
-            &record(name),
-            DescriptionSource { node: NodeId(node), cluster, node_name: &names },
-        )
-    }
+    use crate::samples::description;
 
     #[test]
     fn a_description_reads_back_as_it_was_written() {

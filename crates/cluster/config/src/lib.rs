@@ -3,7 +3,9 @@
 //! [`settings`] defines each setting once: its default, its allowed values, how it is read, and its
 //! documentation. The defaults below are the texts in that table, parsed.
 
+pub mod data_dir;
 mod error;
+pub mod file_permissions;
 mod render;
 mod settings;
 mod value;

@@ -20,10 +20,10 @@ use rt::Core;
 use uuid::Uuid;
 use wire::plural;
 
-use super::backing::{BackingError, ImageInfo};
+use super::backing::BackingError;
 use super::{Engine, least_loaded};
-use crate::pool_records::PoolRecord;
-use crate::record::VolumeRecord;
+use records::pool_records::PoolRecord;
+use records::record::{ImageInfo, VolumeRecord};
 
 /// A pool to be created.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 use volume::Volume;
 
-use crate::data_dir;
+use config::data_dir;
 
 /// Mode of a socket: its owner and group may use it.
 const SOCKET_MODE: u32 = 0o660;

@@ -119,7 +119,7 @@ impl TrustedPath {
     }
 
     /// Refuses a path that is itself unsafe: the trusted path, or one inside it.
-    pub(crate) fn check_at(&self, path: &Path) -> Result<(), PermissionError> {
+    pub fn check_at(&self, path: &Path) -> Result<(), PermissionError> {
         let Some(metadata) = self.if_present(path, fs::metadata(path))? else { return Ok(()) };
         let (what, path) = (self.clone(), path.to_owned());
         if let Some((mode, who)) = other_writers(&metadata) {

@@ -196,9 +196,9 @@ impl VolumeRecord {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{HOST, KEYS, chap, dhchap, record, ring, tls};
     use super::super::{ChapContext, HostSecretContext};
     use super::*;
+    use crate::samples::{HOST, KEYS, chap, dhchap, record, ring, tls};
 
     /// A record with CHAP for all initiators and for one, and with a secret and a TLS key of a
     /// host.

@@ -251,23 +251,11 @@ impl From<StoredChap> for ChapJson {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use ::cluster::secrets::SealingKey;
-
+mod tests {
     use super::*;
+    use crate::samples::{chap, ring};
 
     const VOLUME: Uuid = Uuid::from_u128(7);
-
-    pub(crate) fn ring(byte: u8) -> Keyring {
-        Keyring::new(vec![SealingKey::new([byte; 32])]).unwrap()
-    }
-
-    pub(crate) fn chap() -> Chap {
-        serde_json::from_str(
-            r#"{"user":"u","secret":"0123456789ab","mutual":{"user":"m","secret":"ba9876543210"}}"#,
-        )
-        .unwrap()
-    }
 
     fn json(chap: &StoredChap) -> String {
         serde_json::to_string(chap).unwrap()

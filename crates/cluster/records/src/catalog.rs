@@ -231,7 +231,7 @@ pub fn add_cluster_paths<'a>(
 
 /// The portals of another node that initiators can connect to. A node that listens at a wildcard
 /// address is reached at the addresses that other nodes use for it.
-pub(crate) fn reachable_portals(node: &NodeRecord) -> Portals {
+pub fn reachable_portals(node: &NodeRecord) -> Portals {
     let reachable = |all: &[SocketAddr]| {
         let mut reachable = Vec::new();
         for at in all {
@@ -349,10 +349,8 @@ mod tests {
     use super::*;
     use crate::record::PlacementStage;
     use crate::record::lun_mapping::assign_lun;
-    use crate::record::tests::{
-        HOST, KEYS, SECRETS, chap, dhchap, dhchap_of, place, record, ring, tls,
-    };
     use crate::record::{ChapContext, ReplicaPlacement, StoredChap, StoredDhchap};
+    use crate::samples::{HOST, KEYS, SECRETS, chap, dhchap, dhchap_of, place, record, ring, tls};
 
     /// The proof that an admitted initiator must give.
     fn asked<'a, P>(access: &'a AccessList<P>, who: &str) -> Option<&'a P> {

@@ -24,15 +24,15 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use volume::{ReservationChangeError, ReservationContext, ReservationGate, Volume};
 
-use super::backing::{self, BackingError, BackingHandle, CreateOptions, ImageInfo, OpenImage};
+use super::backing::{self, BackingError, BackingHandle, CreateOptions, OpenImage};
 use super::cluster_context::{ClusterContext, PeerRouter};
 use super::guests::{ExportedVolumes, GuestVolume, Guests};
 use super::mirrored_volume::MirroredVolume;
 use super::pools::{CorePoolRegistry, PoolAccess};
 use super::report::{CoreReport, ReportScope, VolumeReport};
 use super::suspect_images::SuspectImages;
-use crate::catalog::volume_id;
-use crate::record::{FIRST_NODE, ReplicaPlacement, VolumeRecord};
+use records::catalog::volume_id;
+use records::record::{FIRST_NODE, ImageInfo, ReplicaPlacement, VolumeRecord};
 
 /// Listen backlog of a listener.
 const BACKLOG: u32 = 4096;

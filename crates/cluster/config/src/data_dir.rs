@@ -208,7 +208,7 @@ impl DataDir {
 ///
 /// # Errors
 /// The system's error.
-pub(crate) fn create_dir_with_mode(directory: &Path, mode: u32) -> io::Result<()> {
+pub fn create_dir_with_mode(directory: &Path, mode: u32) -> io::Result<()> {
     if directory.as_os_str().is_empty() || directory.is_dir() {
         return Ok(());
     }
@@ -250,18 +250,21 @@ fn read_or_create_node_id(directory: &Path) -> io::Result<Uuid> {
 }
 
 /// The file with the keys that seal secrets in the store of a standalone node.
-pub(crate) fn secrets_path(path: &Path) -> PathBuf {
+#[must_use]
+pub fn secrets_path(path: &Path) -> PathBuf {
     path.join("secrets.key")
 }
 
 /// Directory of the certificates that the cluster's own authority issues, in the data directory
 /// `path`.
-pub(crate) fn tls_dir(path: &Path) -> PathBuf {
+#[must_use]
+pub fn tls_dir(path: &Path) -> PathBuf {
     path.join("tls")
 }
 
 /// The file with the node's identity in a cluster, in the data directory `path`.
-pub(crate) fn identity_path_in(path: &Path) -> PathBuf {
+#[must_use]
+pub fn identity_path_in(path: &Path) -> PathBuf {
     path.join("cluster.json")
 }
 
@@ -299,7 +302,7 @@ mod tests {
                 (0o777, "its group and all users"),
                 (0o1777, "its group and all users"),
                 (0o770, "its group (mode 0770)"),
-                (0o702, "everybody (mode 0702)"),
+                (0o702, "all users (mode 0702)"),
             ] {
                 chmod(&at, bad).unwrap();
                 let refused = DataDir::acquire(&path).unwrap_err().to_string();

@@ -8,11 +8,11 @@
 use mirror::config::MirrorConfig;
 use peer::NodeId;
 
-use crate::engine::ImageInfo;
+use crate::record::ImageInfo;
 use crate::record::{
     NodeProcess, PlacementStage, ReplicaPlacement, StoredVolumeRecord, VolumeRecord, VolumeStage,
 };
-use crate::store::Revision;
+use cluster::store::Revision;
 
 /// The state of a volume on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

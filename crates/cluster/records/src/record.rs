@@ -26,7 +26,18 @@ pub use lun_mapping::LunMapping;
 pub use secrets::VolumeAuthMethod;
 pub use tls::StoredTls;
 
-use crate::store::{Change, Entry, Precondition, Revision, StoreError};
+use cluster::store::{Change, Entry, Precondition, Revision, StoreError};
+
+/// The identity of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageInfo {
+    /// Its own id.
+    pub id: Uuid,
+    /// Size of the volume in it, in bytes.
+    pub size_bytes: u64,
+    /// Generation of its label; raised with every change of it.
+    pub generation: u64,
+}
 
 /// Key prefix of volume records.
 pub const VOLUMES: &str = "volumes/";
@@ -328,7 +339,7 @@ impl VolumeRecord {
     }
 
     /// Records what `node` has read of its image.
-    pub fn record_image(&mut self, node: NodeId, image: crate::engine::ImageInfo) {
+    pub fn record_image(&mut self, node: NodeId, image: ImageInfo) {
         self.size_bytes = image.size_bytes;
         if let Some(placement) = self.placement_mut(node) {
             placement.image = Some(image.id);
@@ -336,7 +347,8 @@ impl VolumeRecord {
         }
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// The record as the store holds it.
+    pub(crate) fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("names, numbers and lists always serialise")
     }
 
@@ -386,55 +398,9 @@ impl VolumeRecord {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    pub(crate) use super::chap::tests::{chap, ring};
-    pub(crate) use super::dhchap::tests::{HOST, SECRETS, dhchap, dhchap_of};
-    pub(crate) use super::tls::tests::{KEYS, tls};
+mod tests {
     use super::*;
-
-    /// A replica whose image exists.
-    pub(crate) fn place(node: NodeId, name: &str) -> ReplicaPlacement {
-        ReplicaPlacement {
-            node,
-            backing: Backing::File { path: format!("/v/{name}").into() },
-            image: Some(Uuid::from_u128(node.0.into())),
-            image_generation: 2,
-            stage: PlacementStage::Ready,
-        }
-    }
-
-    /// A volume that is ready.
-    pub(crate) fn record(name: &str) -> VolumeRecord {
-        VolumeRecord {
-            id: Uuid::new_v5(&Uuid::NAMESPACE_DNS, name.as_bytes()),
-            name: name.parse().unwrap(),
-            stage: VolumeStage::Ready,
-            size_bytes: 1 << 30,
-            block_size: BlockSize::B512,
-            thin: true,
-            placements: vec![place(FIRST_NODE, name)],
-            replicas_wanted: 1,
-            repair: None,
-            creator: None,
-            preferred_primary: None,
-            protocols: Protocols::default(),
-            iscsi_target: format!("iqn.2026-01.io.windrose:{name}"),
-            mapping: LunMapping::default(),
-            nvme_subsystem: format!("nqn.2026-01.io.windrose:{name}"),
-            allow: BTreeSet::new(),
-            chap: None,
-            chap_by_initiator: BTreeMap::new(),
-            dhchap_by_host: BTreeMap::new(),
-            tls_by_host: BTreeMap::new(),
-            created_s: 1_700_000_000,
-        }
-    }
-
-    /// The store's entry of it.
-    pub(crate) fn entry(record: &VolumeRecord) -> Entry {
-        let revision = Revision(7);
-        Entry { key: volume_key(record.id), value: record.encode(), revision, checksum_error: None }
-    }
+    use crate::samples::{HOST, KEYS, dhchap, entry, place, record, ring, tls};
 
     #[test]
     fn a_record_reads_back_as_it_was_written() {

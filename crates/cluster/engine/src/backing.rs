@@ -17,7 +17,7 @@ use rt::disk::{DiskErrorKind, OpenReason};
 use uuid::Uuid;
 
 use super::mirrored_volume;
-use crate::record::{PlacementStage, ReplicaPlacement, VolumeRecord};
+use records::record::{ImageInfo, PlacementStage, ReplicaPlacement, VolumeRecord};
 
 /// Why an operation on an image was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,22 +32,12 @@ pub struct BackingError {
     /// Whether another node owns the image, and an operator may take it over from that node.
     can_take_over: bool,
     /// Whether an image that cannot be read may be there.
-    pub(crate) is_unreadable: bool,
-}
-
-/// The identity of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageInfo {
-    /// Its own id.
-    pub id: Uuid,
-    /// Size of the volume in it, in bytes.
-    pub size_bytes: u64,
-    /// Generation of its label; raised with every change of it.
-    pub generation: u64,
+    pub is_unreadable: bool,
 }
 
 impl BackingError {
-    pub(crate) fn refused(message: impl Into<String>) -> Self {
+    /// The backing cannot be used, for the reason that `message` gives.
+    pub fn refused(message: impl Into<String>) -> Self {
         Self {
             code: ErrorCode::Backing,
             message: message.into(),
@@ -59,7 +49,7 @@ impl BackingError {
     }
 
     /// The same error with this next step.
-    pub(crate) fn with_hint(self, hint: Option<&'static str>) -> Self {
+    pub fn with_hint(self, hint: Option<&'static str>) -> Self {
         Self { hint, ..self }
     }
 
@@ -82,7 +72,7 @@ impl BackingError {
     }
 
     /// The message without the name of the pool, for callers that name it themselves.
-    pub(crate) fn message_without_pool(&self, pool: &PoolName) -> &str {
+    pub fn message_without_pool(&self, pool: &PoolName) -> &str {
         let named = format!("pool {pool}: ");
         self.message.strip_prefix(&named).unwrap_or(&self.message)
     }
