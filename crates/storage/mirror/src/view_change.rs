@@ -1,5 +1,5 @@
-//! View change: every member stops and reports its prepared entries, and the primary makes the
-//! members equal (RFD 0010, 5.7 and 5.8).
+//! View change: every member stops and reports its prepared entries, and the primary reconciles
+//! them: it makes all members equal on these entries (RFD 0010, 5.7 and 5.8).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -26,20 +26,21 @@ pub(super) struct CollectedEntries {
     by_member: BTreeMap<NodeId, Vec<PreparedEntry>>,
 }
 
-/// The contents of START VIEW.
+/// The contents of [`Message::StartView`].
 #[derive(Debug)]
 pub(super) struct StartView {
     view: View,
     /// The last sequence number used by reconciliation.
     last_seq: Seq,
-    /// The writes that the view commits.
+    /// The writes of which any member has reported an entry: they are committed once the view is
+    /// active.
     committed: BTreeSet<WriteId>,
 }
 
 impl Replica {
-    /// Begins `view`: from here on nothing of an older view is accepted or started. Reports to the
-    /// membership once the writes in flight have reached the disk and a new configuration is
-    /// durable.
+    /// Begins `view`: from here on nothing of an older view is accepted or started. `config` is
+    /// given if it must be adopted, because the epoch is new here. Reports [`Event::ViewBegun`]
+    /// once the leg is drained and `config` is durable.
     pub(super) fn begin_view(self: &Rc<Self>, view: View, config: Option<MirrorConfig>) {
         let attempt = {
             let mut state = self.state_mut();
@@ -48,42 +49,52 @@ impl Replica {
             state.join_attempt.take()
         };
         if attempt.is_some() {
-            // Only a listed member begins a view.
-            self.update_join_backoff(|attempts| attempts.after_admission(self.core.now()));
+            // Only a replica that the configuration lists as a member begins a view. So the join
+            // attempt has succeeded.
+            self.update_join_backoff(|backoff| backoff.after_admission(self.core.now()));
         }
         let mut state = self.state_mut();
         state.sequencer.end_view();
         state.joiners.end_view();
-        // These reports are of other members, or the sessions are back by now.
+        // Members may be connected again by now. Those that are not will be reported again.
         state.unreachable_pairs = UnreachablePairs::default();
+        // The dirty bits that the old view was about to clear stay set.
         state.pending_clear = None;
         drop(state);
         self.leg.forget_flushes();
-        // Wake readers and writers that wait for locks: they give up.
+        // Wake the readers and writers that wait for range locks: they give up when they see that
+        // the view has ended.
         self.signal.raise();
         let this = Rc::clone(self);
         self.spawn(async move {
-            let adopted = async || match &config {
-                Some(config) => this.adopt_config(config, true).await,
+            let adopt = async || match &config {
+                Some(config) => {
+                    let is_member = true;
+                    this.adopt_config(config, is_member).await
+                }
                 None => true,
             };
             let reports_partial = this.settings.has_mistake(Mistake::ReportsPartialWrites);
-            let drained =
+            // No-space writes that still wait for their replacements fail the leg: the
+            // replacements will not come any more.
+            let takes_part =
                 this.drain(view).await && (reports_partial || this.fail_no_space_writes());
-            if drained && adopted().await {
+            if takes_part && adopt().await {
                 this.handle_event(Event::ViewBegun(view));
             }
         });
     }
 
-    /// Waits until every entry has reached the disk; false if a later view begins first.
+    /// Waits until every prepared entry has been applied to the leg or has failed. Returns false if
+    /// a later view begins first, or the leg is lost.
     async fn drain(&self, view: View) -> bool {
         let check = || {
             if self.view() != view {
                 return Some(false);
             }
             if self.leg.is_lost() {
-                // The entries of a lost leg must not be reported (attack 62).
+                // It is unknown which entries a lost leg holds. All reported entries are committed
+                // by the view, so one that no leg holds must not be reported.
                 return Some(false);
             }
             let reports_early = self.settings.has_mistake(Mistake::ReportsBeforeDrain);
@@ -92,7 +103,7 @@ impl Replica {
         self.signal.until(check).await
     }
 
-    /// Reports the prepared entries to the primary.
+    /// Reports the prepared entries to the primary. Entries that the leg failed are not reported.
     pub(super) fn send_do_view_change(&self, view: View) {
         let failed = self.state_mut().prepared.take_failed();
         self.fail_local_writes(&failed);
@@ -103,15 +114,15 @@ impl Replica {
         }
     }
 
-    /// Fails the writes that the leg refused. A replica that is a member all the same is the last
-    /// one.
+    /// Answers the local writes that the leg failed with its error. Only a sole member gets here
+    /// with such writes: with other members, a failed leg takes part in no view.
     fn fail_local_writes(&self, failed: &[(WriteId, Error)]) {
         for (write_id, e) in failed {
             self.local_writes.complete_by_id(*write_id, LocalWriteOutcome::Failed(*e));
         }
     }
 
-    /// A member has reported its entries.
+    /// At the primary: a member has reported its entries.
     pub(super) fn on_do_view_change(
         self: &Rc<Self>,
         from: NodeId,
@@ -132,7 +143,7 @@ impl Replica {
         self.handle_event(Event::DoViewChange(from, view));
     }
 
-    /// All members have reported their entries: reconciles them.
+    /// At the primary: all members have reported their entries. Reconciles them.
     pub(super) fn start_reconciliation(self: &Rc<Self>, view: View) {
         let this = Rc::clone(self);
         self.spawn(async move {
@@ -144,7 +155,8 @@ impl Replica {
         });
     }
 
-    /// Returns the committed writes; `None` if the view ends first.
+    /// Makes all members equal on the prepared entries. Returns the writes that are committed by
+    /// that; `None` if the view ends first, a leg fails, or the members contradict each other.
     async fn reconcile(self: &Rc<Self>, view: View) -> Option<BTreeSet<WriteId>> {
         let failed = self.state_mut().prepared.take_failed();
         self.fail_local_writes(&failed);
@@ -154,13 +166,14 @@ impl Replica {
         let plan = match plan_reconciliation(own_entries.into_iter().chain(peer_entries)) {
             Ok(plan) => plan,
             Err(error) => {
-                // Do not serve while the members contradict each other.
+                // One of them is wrong, and it is unknown which. The view stays inactive, so that
+                // no member serves.
                 tracing::error!(%error, %view, "the prepared entries of the members contradict each other");
                 return None;
             }
         };
         let skip_copies = self.settings.has_mistake(Mistake::SkipsReconciliation);
-        // A member alone has no others to copy to.
+        // A sole member has no other member to copy to.
         let skip_copies = skip_copies || self.others().is_empty();
         for copy in plan.copies.iter().filter(|_| !skip_copies) {
             self.copy_to_members(view, copy).await?;
@@ -176,7 +189,8 @@ impl Replica {
         all.flat_map(|(node, entries)| entries.iter().map(|e| (*node, *e))).collect()
     }
 
-    /// Copies to all members what some of them have.
+    /// Sends an entry that some members may lack to all other members, as a write of this view. All
+    /// apply it, also those that hold it already. `None` if that does not succeed in this view.
     async fn copy_to_members(self: &Rc<Self>, view: View, copy: &EntryCopy) -> Option<()> {
         let entry = copy.entry;
         let bytes = if entry.kind == WriteKind::Data { self.byte_len(entry.range) } else { 0 };
@@ -191,8 +205,9 @@ impl Replica {
         let PreparedEntry { range, kind, fua, write_id, .. } = entry;
         let op = WriteOp { range, kind, fua, data };
         let others = self.others();
-        // No member is told of the commit before START VIEW: until then the copy is an entry with
-        // the id of the write it carries.
+        // The commit of a copy is not announced: `StartView` announces all commits. Until then the
+        // copy is a prepared entry with the id of the original write. If this view ends early, the
+        // next one finds it.
         let seq = self.order_copy(others.iter().copied());
         for link in self.open_links(others.iter().copied()) {
             let op = op.clone();
@@ -209,7 +224,8 @@ impl Replica {
         (self.replication_outcome(seq).await == ReplicationOutcome::Committed).then_some(())
     }
 
-    /// Applies a copy to the leg of the primary, which lacks it.
+    /// Applies a copy to the leg of the primary, which does not hold the entry. `None` if the leg
+    /// fails.
     async fn apply_copy(
         self: &Rc<Self>,
         entry: PreparedEntry,
@@ -217,6 +233,8 @@ impl Replica {
         ctx: &Ctx,
     ) -> Option<()> {
         let op_number = (entry.view, entry.seq);
+        // Older entries keep this range locked until the view is active. The copy must not wait for
+        // them.
         self.state_mut().prepared.release_locks(entry.range);
         let lock = self.range_locks.enter_with_priority(entry.range);
         let regions = self.guard_regions(entry.range);
@@ -226,6 +244,7 @@ impl Replica {
         let bytes = self.byte_range(entry.range);
         let mut applied = self.leg.apply(op, bytes.clone(), ctx, self.awake_now()).await;
         if applied == Err(Error::NoSpace) {
+            // The member that holds the entry had space for its nonzero blocks.
             applied = self.leg.apply_thin(op, bytes, ctx, self.awake_now()).await;
         }
         match applied {
@@ -243,7 +262,8 @@ impl Replica {
         }
     }
 
-    /// Reads the range of an entry from a replica that has it.
+    /// Reads the contents of an entry from a member that holds it: this one, if it does. `None` if
+    /// this leg fails, or the view ends first.
     async fn read_from_holder(
         self: &Rc<Self>,
         view: View,
@@ -255,7 +275,8 @@ impl Replica {
             match self.leg.read(range, ctx, self.awake_now()).await {
                 Ok(data) => return Some(data),
                 Err(e) => {
-                    // This disk wrote the range moments ago (attack 44).
+                    // The leg cannot read what it has just written, so it has failed. This member
+                    // will leave, and the next epoch begins without its entries.
                     self.on_leg_error(e);
                     return None;
                 }
@@ -266,12 +287,13 @@ impl Replica {
                 return Some(data);
             }
         }
-        // The holder is silent: its lease will expire, or it leaves, and another view begins.
+        // No holder has sent the data. One that is silent will be excluded, and one that cannot
+        // read will leave. Then another view begins.
         self.while_in_view(view, std::future::pending::<()>()).await;
         None
     }
 
-    /// The primary has reconciled the members.
+    /// At another member: the primary has reconciled all entries.
     pub(super) fn on_start_view(
         self: &Rc<Self>,
         from: NodeId,
@@ -286,7 +308,8 @@ impl Replica {
         }
     }
 
-    /// Activates the view: all entries up to the end of reconciliation are at all members.
+    /// Activates the view. All members hold all entries up to the last one of reconciliation, so
+    /// these are committed and leave the prepared list.
     pub(super) fn activate_view(self: &Rc<Self>, view: View) {
         let start_view = self.state_mut().start_view.take();
         let Some(start_view) = start_view.filter(|s| s.view == view) else { return };
@@ -297,6 +320,7 @@ impl Replica {
                 link.send(Message::StartView { view, last_seq, committed });
                 fault_point::reach_when_sent(FaultPoint::StartViewSent);
             }
+            // Invite the out-of-sync replicas to join.
             for link in self.open_links(self.out_of_sync_replicas()) {
                 link.send(Message::Rejoin { view });
             }
@@ -310,12 +334,14 @@ impl Replica {
         self.signal.raise();
     }
 
-    /// This replica is not a member any more, and forgets its writes.
+    /// This replica is not a member, or not any more. Its prepared entries are dropped, and its
+    /// local writes are answered with [`Error::Fenced`].
     pub(super) fn on_out_of_sync(self: &Rc<Self>) {
-        // Accept nothing of any view; regions of writes left on the leg are dirty.
+        // From here on no message of any view is accepted. Writes that only this leg has applied
+        // stay on it. Their regions are marked dirty, so that a resync overwrites them.
         self.state_mut().view = View::default();
         self.end_join_attempt(AttemptEnd::Superseded);
-        self.update_join_backoff(|attempts| attempts.after_exclusion(self.core.now()));
+        self.update_join_backoff(|backoff| backoff.after_exclusion(self.core.now()));
         let mut state = self.state_mut();
         state.pending_clear = None;
         state.newer_joiners.clear();

@@ -20,46 +20,51 @@ pub use apply::{Change, ChangeError};
 pub(super) use apply::{FIXED_SNAPSHOT_BYTES, SNAPSHOT_BYTES_PER_EXTENT};
 pub use invariants::InvariantViolation;
 
-/// Most physical extents of a member.
+/// Largest number of physical extents of a member.
 pub const MAX_PHYSICAL_EXTENTS: u32 = 1 << 24;
 
-/// Most bytes of data of an extent.
+/// Largest amount of data of an extent, in bytes.
 pub const MAX_EXTENT_BYTES: u64 = 64 << 20;
 
 /// Possible sizes of a column's data, in bytes.
 pub const COLUMN_DATA_BYTES: [u64; 3] = [4 << 20, 8 << 20, 16 << 20];
 
-/// Bytes of a physical extent after its stripes: checksums and other metadata of its rows.
+/// Bytes at the end of a physical extent, after the slots of its column: stripe maps, and checksums
+/// of its rows.
 pub const EXTENT_METADATA_BYTES: u64 = 128 << 10;
 
-/// Length of a strip, in bytes.
+/// Possible lengths of a strip, in bytes: the powers of two in this range.
 pub const STRIP_BYTES: std::ops::RangeInclusive<u64> = (16 << 10)..=(128 << 10);
 
-/// Most rings of the parity log on a member.
+/// Largest number of rings of the parity log on a member. Each core that uses the pool has one.
 pub const MAX_LOG_RINGS: u16 = 16;
 
-/// Most volumes of a pool.
+/// Largest number of volumes of a pool.
 pub const MAX_VOLUMES: usize = 1024;
 
-/// Most terms that are remembered.
+/// Largest number of terms that are remembered; the oldest are forgotten first.
 pub const MAX_TERMS: usize = 256;
 
-/// Most versions that may be written before the first of them is committed.
+/// Largest number of entries of the voter history. A version that might need more is refused until
+/// an earlier version is known to be committed.
 pub const MAX_VOTER_HISTORY: usize = 64;
 
 /// Largest volume in bytes: 256 TiB.
 pub const MAX_VOLUME_BYTES: u64 = 256 << 40;
 
-/// Most ranges of lost rows that a pool records; beyond that no row is given up as lost.
+/// Largest number of ranges of damaged rows that a pool records: rows that are lost or unrepaired.
+/// Beyond that, no further row is recorded as lost or unrepaired.
 pub const MAX_DAMAGED_RANGES: usize = 1024;
 
-/// Most ranges of damaged rows once rewrites in their middle have split them.
+/// Largest number of ranges of damaged rows after rewrites: if the middle of a range is rewritten,
+/// it becomes two.
 pub const MAX_SPLIT_DAMAGED_RANGES: usize = 2 * MAX_DAMAGED_RANGES;
 
-/// Most ranges of unrepaired rows among them.
+/// How many of the [`MAX_DAMAGED_RANGES`] may be unrepaired: the rest is kept for lost rows.
 pub const MAX_UNREPAIRED_RANGES: usize = MAX_DAMAGED_RANGES / 4;
 
-/// Number of a member, below [`MAX_MEMBERS`].
+/// Number of a member, below [`MAX_MEMBERS`]. When a member has left the pool, its number may be
+/// given to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u16);
 
@@ -67,18 +72,20 @@ pub struct MemberId(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolVolumeId(pub u32);
 
-/// A set of members.
+/// A set of members, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberSet(pub u128);
 
-/// A version: its number and its term. Within one term a number denotes one version.
+/// The identity of a version of the metadata: its number and its term. Within one term a number
+/// denotes one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VersionId {
     /// Number of the term.
     pub term: u64,
     /// Number of the version.
     pub version: u64,
-    /// Random id of the term, because two terms may have the same number.
+    /// Random id of the term. Two terms may have the same number, if the pool was opened twice with
+    /// different disks.
     pub term_id: Uuid,
 }
 
@@ -91,7 +98,7 @@ pub struct Term {
     pub id: Uuid,
     /// Its first version.
     pub first_version: u64,
-    /// Whether the operator declared disks lost that are needed otherwise.
+    /// Whether the pool could be opened only because the operator declared disks lost.
     pub is_forced: bool,
 }
 
@@ -100,15 +107,16 @@ pub struct Term {
 pub enum PoolMemberState {
     /// Holds columns, and gets new ones.
     Active,
-    /// Holds nothing, and waits for a member to fail.
+    /// Holds no columns until another member is detached or removed: then it becomes active.
     Spare,
     /// Holds columns and gets no new ones: they are moved to other members.
     Draining,
-    /// Gets no writes: it failed, or was missing.
+    /// Gets neither versions nor writes: it failed, or was missing.
     Detached {
         /// The version that detached it.
         since: u64,
-        /// The version that it has at least, unless it was rolled back.
+        /// The last version known to be committed when it was detached. Its disk has had that
+        /// version: a disk that returns without it was rolled back.
         min_version: u64,
     },
 }
@@ -120,13 +128,14 @@ pub struct MemberErrorCounts {
     pub read_errors: u64,
     /// Writes and flushes that failed.
     pub write_errors: u64,
-    /// Reads that returned data other than what was written.
+    /// Reads that returned data other than what was written, as far as checksums show that, and
+    /// unreadable batches of the parity log.
     pub corrupt_reads: u64,
-    /// Blocks that were wrong or unreadable, and were rewritten.
+    /// Rows (4 KiB) that were wrong or unreadable, and were rewritten.
     pub repaired_rows: u64,
-    /// Blocks that could not be read, and were given up as lost.
+    /// Rows that could not be read, and were recorded as lost.
     pub unrecoverable_rows: u64,
-    /// Start of the count, in seconds since the Unix epoch; 0 before the first term.
+    /// Start of the count, in seconds since the Unix epoch; 0 if nothing has been recorded yet.
     pub since_s: u64,
 }
 
@@ -135,24 +144,24 @@ pub struct MemberErrorCounts {
 pub struct ScrubRecord {
     /// When it ended, in seconds since the Unix epoch; 0 if there was none.
     pub ended_s: u64,
-    /// Bytes that it read and compared.
+    /// Bytes of client data that it read and compared.
     pub bytes: u64,
-    /// Blocks that it repaired.
+    /// Rows of strips that were wrong or unreadable, and that it repaired.
     pub repaired_rows: u64,
-    /// Blocks that it could not repair.
+    /// Rows that it could not repair: they are unreadable, or it is unknown which strip is wrong.
     pub unrecoverable_rows: u64,
 }
 
-/// A member.
+/// A member of the pool: a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolMember {
-    /// Its identity, in its label.
+    /// Its identity, which is also in its label.
     pub uuid: Uuid,
     /// The serial number of its disk, which names it when it is missing.
     pub serial: ShortText,
     /// Its size in physical extents.
     pub physical_extents: u32,
-    /// Size of its snapshot area, in blocks.
+    /// Size of each of its two snapshot areas, in blocks of 4 KiB.
     pub snapshot_blocks: u32,
     /// Offset of its first physical extent, in bytes.
     pub extents_at: u64,
@@ -160,6 +169,7 @@ pub struct PoolMember {
     pub state: PoolMemberState,
     /// Its errors, as recorded last.
     pub error_counts: MemberErrorCounts,
+    /// Which of its physical extents are allocated.
     pub(super) allocated: ExtentBitmap,
 }
 
@@ -172,12 +182,13 @@ pub struct PhysicalExtent {
     pub index: u32,
 }
 
-/// A part of a volume.
+/// An extent of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolExtent {
-    /// Its number in the pool's parity log; no two extents, of whatever volume, ever have the same.
+    /// The number by which parity logs and stripe maps name it. It is never given to another extent
+    /// of the pool.
     pub number: u64,
-    /// Where its columns lie.
+    /// Where its columns lie, by column number.
     pub columns: Box<[PhysicalExtent]>,
 }
 
@@ -194,12 +205,14 @@ pub struct PoolVolume {
     pub block_size: u32,
     /// Whether all its extents are allocated from the beginning, and never freed.
     pub is_thick: bool,
+    /// The allocated extents, by their index in the volume.
     pub(super) extents: BTreeMap<u32, PoolExtent>,
-    /// Stale regions of columns, by extent and column.
+    /// Stale regions of columns, by extent index and column number: one bit for each region. A
+    /// column without stale regions has no entry.
     pub(super) stale_regions: BTreeMap<(u32, u16), u32>,
-    /// Lost rows of data, by extent; no set is empty.
+    /// Lost rows of data, by extent index; no set is empty.
     pub(super) lost_rows: BTreeMap<u32, RowSet>,
-    /// Rows of data that a scrub could not repair, by extent; no set is empty, and no row is lost.
+    /// Unrepaired rows of data, by extent index; no set is empty, and no row is also lost.
     pub(super) unrepaired_rows: BTreeMap<u32, RowSet>,
 }
 
@@ -212,20 +225,24 @@ pub struct Metadata {
     pub name: ShortText,
     /// The layout of the extents of new volumes.
     pub geometry: RaidGeometry,
-    /// Rings of the parity log on each member.
+    /// Number of rings of the parity log on each member.
     pub log_rings: u16,
     /// Whether its data have checksums.
     pub has_checksums: bool,
+    /// Number of this version.
     pub(super) version: u64,
+    /// Number of the last version known to be committed, that is durable on all of its voters.
     pub(super) committed: u64,
-    /// The version at which the rings of the parity log, and the numbers of their entries, were
-    /// reset.
+    /// The version with which all rings of the parity log last began anew: empty, with new entry
+    /// numbers.
     pub(super) log_generation: u64,
+    /// The number that the next volume gets.
     pub(super) next_volume: u32,
+    /// The number that the next extent gets.
     pub(super) next_extent: u64,
+    /// The remembered terms, oldest first; the last is the term of this version.
     pub(super) terms: VecDeque<Term>,
-    /// The voters of the last version known to be committed, and of each later version that changed
-    /// them.
+    /// See [`Self::voter_history()`].
     pub(super) voter_history: Vec<(u64, MemberSet)>,
     /// The last scrub that has ended.
     pub(super) last_scrub: ScrubRecord,
@@ -352,14 +369,14 @@ impl PoolVolume {
         self.extents.get(&index)
     }
 
-    /// The stale regions of a column, a bit for each.
+    /// The stale regions of a column, one bit each.
     #[must_use]
     pub fn stale_regions_of(&self, index: u32, column: u16) -> u32 {
         self.stale_regions.get(&(index, column)).copied().unwrap_or(0)
     }
 
-    /// Lost rows of an extent's data: no disk returns them, and reads of them fail until they are
-    /// rewritten.
+    /// Lost rows of an extent's data: no disk returns them, and nothing can reconstruct them. Reads
+    /// of them fail until they are rewritten.
     #[must_use]
     pub fn lost_rows(&self, index: u32) -> RowSet {
         self.lost_rows.get(&index).cloned().unwrap_or_default()
@@ -370,7 +387,8 @@ impl PoolVolume {
         self.lost_rows.iter().flat_map(|(index, rows)| rows.iter().map(|rows| (*index, rows)))
     }
 
-    /// Rows of an extent's data that a scrub could not repair, until they are rewritten.
+    /// Unrepaired rows of an extent's data: a scrub could not repair them. They read as before, and
+    /// are recorded until they are rewritten.
     #[must_use]
     pub fn unrepaired_rows(&self, index: u32) -> RowSet {
         self.unrepaired_rows.get(&index).cloned().unwrap_or_default()
@@ -395,19 +413,22 @@ impl PoolVolume {
         self.stale_regions.keys().copied()
     }
 
-    /// Whether each block of an extent survives the loss of the columns in `lost`, a bit for each.
+    /// Whether all data of an extent survive the loss of the columns in `lost`, one bit each.
     #[must_use]
     pub fn survives_loss_of(&self, lost: u64) -> bool {
         match self.geometry.redundancy() {
+            // The copies of data strip n are in the columns from n * copies on.
             Redundancy::Copies(copies) => {
-                let group = (1u64 << copies) - 1;
-                (0..self.geometry.data_strips()).all(|n| !lost >> (n * copies) & group != 0)
+                let copies_mask = (1u64 << copies) - 1;
+                let is_left = |n: u16| !lost >> (n * copies) & copies_mask != 0;
+                (0..self.geometry.data_strips()).all(is_left)
             }
             level => lost.count_ones() <= u32::from(level.parity_strips()),
         }
     }
 
-    /// How many more columns may be lost, whichever they are; `None` if data are lost already.
+    /// How many columns may be lost besides those in `lost`, whichever they are; `None` if data are
+    /// lost already.
     #[must_use]
     pub fn fault_tolerance(&self, lost: u64) -> Option<u32> {
         if !self.survives_loss_of(lost) {
@@ -415,16 +436,18 @@ impl PoolVolume {
         }
         Some(match self.geometry.redundancy() {
             Redundancy::Copies(copies) => {
-                let group = (1u64 << copies) - 1;
-                let left = (0..self.geometry.data_strips()).map(|n| !lost >> (n * copies) & group);
-                left.map(u64::count_ones).min().unwrap_or(1) - 1
+                let copies_mask = (1u64 << copies) - 1;
+                let copies_left = |n: u16| (!lost >> (n * copies) & copies_mask).count_ones();
+                (0..self.geometry.data_strips()).map(copies_left).min().unwrap_or(1) - 1
             }
             level => u32::from(level.parity_strips()) - lost.count_ones(),
         })
     }
 
-    /// The columns that cannot be used with only the members `present`: one set for each region
-    /// that differs.
+    /// The columns of an extent that cannot be used if only the members `present` are there, one
+    /// bit each. The first set has the columns on absent members. A further set follows for each
+    /// region that is stale in any column: it has these columns, and those where the region is
+    /// stale.
     pub(super) fn unusable_columns(
         &self,
         index: u32,
@@ -433,28 +456,29 @@ impl PoolVolume {
     ) -> impl Iterator<Item = u64> {
         let bit = |column: u16| 1u64.checked_shl(column.into()).unwrap_or(0);
         let numbered = || (0u16..).zip(columns);
-        let gone = numbered().filter(|(_, extent)| !present.contains(extent.member));
-        let gone = gone.fold(0, |lost, (column, _)| lost | bit(column));
+        let absent = numbered().filter(|(_, extent)| !present.contains(extent.member));
+        let absent = absent.fold(0, |columns, (column, _)| columns | bit(column));
         let stale: Vec<(u16, u32)> = (self.stale_regions.range((index, 0)..=(index, u16::MAX)))
             .map(|((_, column), regions)| (*column, *regions))
             .collect();
-        let marked = stale.iter().fold(0, |all, (_, regions)| all | regions);
-        let regions = (0..=REGIONS).filter(move |region| marked >> region & 1 != 0);
-        let of = move |region: u32| {
+        let stale_anywhere = stale.iter().fold(0, |all, (_, regions)| all | regions);
+        // Region number REGIONS, after those of the slots, is that of the stripe maps.
+        let regions = (0..=REGIONS).filter(move |region| stale_anywhere >> region & 1 != 0);
+        let unusable_in = move |region: u32| {
             let stale = stale.iter().filter(|(_, regions)| regions >> region & 1 != 0);
-            stale.fold(gone, |lost, (column, _)| lost | bit(*column))
+            stale.fold(absent, |columns, (column, _)| columns | bit(*column))
         };
-        std::iter::once(gone).chain(regions.map(of))
+        std::iter::once(absent).chain(regions.map(unusable_in))
     }
 }
 
-/// Bytes of data in a column of this geometry.
+/// Bytes of the stripes in a column of this geometry, data or parity, without free slots.
 #[must_use]
 pub fn column_data_bytes(geometry: &RaidGeometry) -> u64 {
     u64::from(geometry.strip_rows()) * u64::from(geometry.stripes()) * u64::from(ROW_BYTES)
 }
 
-/// Bytes of a column of this geometry: its data, and the slots that no stripe occupies.
+/// Bytes of all slots of a column of this geometry: those that stripes occupy, and the free ones.
 #[must_use]
 pub fn column_bytes(geometry: &RaidGeometry) -> u64 {
     u64::from(geometry.strip_rows()) * u64::from(geometry.slots()) * u64::from(ROW_BYTES)
@@ -489,18 +513,18 @@ impl Metadata {
         }
     }
 
-    /// Its version.
+    /// The identity of this version.
     #[must_use]
     pub fn version_id(&self) -> VersionId {
-        let last = self.terms.back();
+        let term = self.terms.back();
         VersionId {
-            term: last.map_or(0, |o| o.number),
+            term: term.map_or(0, |term| term.number),
             version: self.version,
-            term_id: last.map_or(Uuid::nil(), |o| o.id),
+            term_id: term.map_or(Uuid::nil(), |term| term.id),
         }
     }
 
-    /// Bytes of data in a column.
+    /// Bytes of the stripes in a column; the same for all volumes of the pool.
     #[must_use]
     pub fn column_data_bytes(&self) -> u64 {
         column_data_bytes(&self.geometry)
@@ -514,8 +538,8 @@ impl Metadata {
             / u64::from(ROW_BYTES)
     }
 
-    /// The version at which the rings of the parity log, and the numbers of their entries, were
-    /// reset.
+    /// The version with which all rings of the parity log last began anew: empty, with new entry
+    /// numbers. Entries of older generations are ignored.
     #[must_use]
     pub fn log_generation(&self) -> u64 {
         self.log_generation
@@ -533,35 +557,40 @@ impl Metadata {
         self.terms.back()
     }
 
-    /// Whether `version_id` is this version or an ancestor of it.
+    /// Whether `version_id` is this version or an ancestor of it; false if its term is no longer
+    /// remembered.
     #[must_use]
     pub fn descends_from(&self, version_id: VersionId) -> bool {
-        let term = self.terms.iter().rev().find(|o| o.first_version <= version_id.version);
-        version_id.version <= self.version && term.is_some_and(|o| o.id == version_id.term_id)
+        let mut newest_first = self.terms.iter().rev();
+        let term = newest_first.find(|term| term.first_version <= version_id.version);
+        let has_term_id = term.is_some_and(|term| term.id == version_id.term_id);
+        version_id.version <= self.version && has_term_id
     }
 
     /// The ancestor with this number, or this version; `None` if its term is no longer remembered.
     #[must_use]
     pub fn version_id_of(&self, version: u64) -> Option<VersionId> {
-        let term = self.terms.iter().rev().find(|o| o.first_version <= version)?;
+        let term = self.terms.iter().rev().find(|term| term.first_version <= version)?;
         let version_id = VersionId { term: term.number, version, term_id: term.id };
         (version <= self.version).then_some(version_id)
     }
 
-    /// The last version that this one proves to be committed: durable on all of its voters.
+    /// The last version that this one proves to be committed; `None` before the first commit, and
+    /// if its term is no longer remembered.
     #[must_use]
     pub fn last_committed(&self) -> Option<VersionId> {
         self.version_id_of(self.committed).filter(|id| id.version > 0)
     }
 
-    /// Whether the term of the ancestor with this number is still remembered.
+    /// Whether terms are remembered that reach back to a version with this number. If not, it is
+    /// unknown whether `version_id` is an ancestor.
     #[must_use]
     pub fn remembers_term_of(&self, version_id: VersionId) -> bool {
         self.terms.front().is_some_and(|oldest| oldest.first_version <= version_id.version)
     }
 
-    /// The voters of the last version known to be committed, and of each later version that changed
-    /// them.
+    /// Versions and their voters. The first entry has the voters of the last version known to be
+    /// committed. One entry follows for each later version that changed the voters.
     #[must_use]
     pub fn voter_history(&self) -> &[(u64, MemberSet)] {
         &self.voter_history
@@ -620,26 +649,26 @@ impl Metadata {
         self.last_scrub
     }
 
-    /// How many ranges of rows of all volumes are recorded as lost or unrepaired.
+    /// How many ranges of rows are recorded as lost or unrepaired, in all volumes.
     pub(super) fn damaged_range_count(&self) -> usize {
         self.volumes.values().map(PoolVolume::damaged_range_count).sum()
     }
 
-    /// How many of them are recorded as unrepaired.
+    /// How many ranges of rows are recorded as unrepaired, in all volumes.
     pub(super) fn unrepaired_range_count(&self) -> usize {
         self.volumes.values().map(PoolVolume::unrepaired_range_count).sum()
     }
 
-    /// Volumes that lack blocks with only the members `present`.
+    /// Volumes of which data cannot be read if only the members `present` are there.
     pub fn lost_volumes(&self, present: MemberSet) -> impl Iterator<Item = PoolVolumeId> {
-        let lost = move |volume: &PoolVolume| {
+        let lacks_data = move |volume: &PoolVolume| {
             let mut extents = volume.extents();
             extents.any(|(index, extent)| {
-                let mut lost = volume.unusable_columns(index, &extent.columns, present);
-                lost.any(|lost| !volume.survives_loss_of(lost))
+                let mut unusable = volume.unusable_columns(index, &extent.columns, present);
+                unusable.any(|columns| !volume.survives_loss_of(columns))
             })
         };
-        self.volumes().filter(move |(_, volume)| lost(volume)).map(|(id, _)| id)
+        self.volumes().filter(move |(_, volume)| lacks_data(volume)).map(|(id, _)| id)
     }
 }
 

@@ -1,9 +1,12 @@
 //! Read exclusion: makes client reads of a stripe wait while blocks that they may read are
 //! rewritten.
 //!
-//! Plain reads of data take no stripe lock, because normal writes do not change what they read.
-//! Exceptions are the repair of an unreadable block, and a write to a part of a row whose other
-//! part is being read.
+//! A plain read of data takes no stripe lock: a client's write changes only blocks of its own
+//! range, and a volume never runs it together with a read of that range. But some operations
+//! rewrite blocks that a client may be reading. They exclude reads first:
+//! * a write of a part of a row, because it rewrites the whole row,
+//! * the repair of rows by a read or a scrub, and the zeroing of rows that are given up as lost,
+//! * the relocation of a column, while its position changes.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -11,7 +14,8 @@ use std::task::{Poll, Waker};
 
 use rustc_hash::FxHashMap;
 
-/// Active reads by stripe, and the stripes whose reads are excluded.
+/// Active reads by stripe, and the stripes whose reads are excluded. A stripe is named by its
+/// [key](super::stripe::stripe_key).
 #[derive(Debug, Default)]
 pub(super) struct StripeReads(RefCell<FxHashMap<u64, StripeState>>);
 
@@ -19,21 +23,25 @@ pub(super) struct StripeReads(RefCell<FxHashMap<u64, StripeState>>);
 struct StripeState {
     active_reads: u32,
     is_excluded: bool,
-    waker: Option<Waker>,
-    /// Late reads, which can be served from other members.
-    late_readers: Vec<Waker>,
+    /// The task that waits until no read is active. There is at most one, because it holds the
+    /// stripe lock.
+    excluder: Option<Waker>,
+    /// Hedged reads: their member is late, so they can also be served from other members. An
+    /// exclusion wakes them, and they give up the read that is in progress.
+    hedged_readers: Vec<Waker>,
 }
 
 /// A read in progress.
 #[derive(Debug)]
 pub(super) struct ReadGuard<'a>(&'a StripeReads, u64);
 
-/// A stripe without reads. Its holder also holds the stripe lock.
+/// Keeps reads out of a stripe while it lives. Its holder also holds the stripe lock.
 #[derive(Debug)]
 pub(super) struct ReadExclusion<'a>(&'a StripeReads, u64);
 
 impl StripeReads {
-    /// Begins a read of this stripe; none if reads are excluded: then wait for the stripe lock.
+    /// Begins a read of this stripe. `None` if reads are excluded: then the reader must take the
+    /// stripe lock, for which it waits until the exclusion is over.
     pub(super) fn try_begin(&self, stripe: u64) -> Option<ReadGuard<'_>> {
         let mut all = self.0.borrow_mut();
         let state = all.entry(stripe).or_default();
@@ -43,15 +51,16 @@ impl StripeReads {
         })
     }
 
-    /// Waits until no read of this stripe is active, and admits none from now on.
+    /// Admits no read of this stripe from now on, and waits until none is active.
     pub(super) async fn exclude(&self, stripe: u64) -> ReadExclusion<'_> {
-        let late = {
+        let hedged_readers = {
             let mut all = self.0.borrow_mut();
             let state = all.entry(stripe).or_default();
             state.is_excluded = true;
-            std::mem::take(&mut state.late_readers)
+            std::mem::take(&mut state.hedged_readers)
         };
-        late.into_iter().for_each(Waker::wake);
+        hedged_readers.into_iter().for_each(Waker::wake);
+        // It exists before the wait, so that reads are admitted again if the wait is dropped.
         let exclusion = ReadExclusion(self, stripe);
         poll_fn(|cx| {
             let mut all = self.0.borrow_mut();
@@ -59,7 +68,7 @@ impl StripeReads {
             if state.active_reads == 0 {
                 return Poll::Ready(());
             }
-            state.waker = Some(cx.waker().clone());
+            state.excluder = Some(cx.waker().clone());
             Poll::Pending
         })
         .await;
@@ -70,17 +79,18 @@ impl StripeReads {
         let mut all = self.0.borrow_mut();
         let Some(state) = all.get_mut(&stripe) else { return };
         change(state);
-        let waker = if state.active_reads == 0 { state.waker.take() } else { None };
+        let excluder = if state.active_reads == 0 { state.excluder.take() } else { None };
         if state.active_reads == 0 && !state.is_excluded {
             all.remove(&stripe);
         }
         drop(all);
-        waker.into_iter().for_each(Waker::wake);
+        excluder.into_iter().for_each(Waker::wake);
     }
 }
 
 impl ReadGuard<'_> {
-    /// Returns when an exclusion waits for this read to end.
+    /// Completes when an exclusion waits for this read to end. The reader then gives up its read
+    /// and drops the guard.
     pub(super) async fn exclusion_requested(&self) {
         poll_fn(|cx| {
             let mut all = self.0.0.borrow_mut();
@@ -88,7 +98,7 @@ impl ReadGuard<'_> {
             if state.is_excluded {
                 return Poll::Ready(());
             }
-            state.late_readers.push(cx.waker().clone());
+            state.hedged_readers.push(cx.waker().clone());
             Poll::Pending
         })
         .await;

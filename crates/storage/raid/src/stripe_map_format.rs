@@ -1,5 +1,9 @@
-//! The format of a stripe map on a member ([format](../../../../docs/format/pool.md)): it is stored
-//! twice after the stripes of each column; the newer valid one counts.
+//! The format of a stripe map on a member ([format](../../../../docs/format/pool.md)).
+//!
+//! A stripe map says which slot each stripe of an extent occupies. Only extents with parity have
+//! one: their full-stripe writes move stripes to free slots. Each column holds two copies after its
+//! slots, and they are written in turn. The valid copy with the highest sequence number counts,
+//! among those on all columns that are not stale.
 
 use geometry::{ROW_BYTES, RaidGeometry};
 use uuid::Uuid;
@@ -16,16 +20,23 @@ const VERSION: u32 = 1;
 
 const ROW: usize = ROW_BYTES as usize;
 
+/// The beginning of a stored map. One [`StoredLocation`] for each stripe follows.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct MapHeader {
     magic: [u8; 16],
+    /// Of the format.
     version: U32,
+    /// CRC-32C of the whole map, calculated with zero here.
     checksum: U32,
     pool: [u8; 16],
+    /// Number of the extent in the pool.
     extent: U64,
+    /// The log generation of the entry numbers in the map.
     log_generation: U64,
+    /// One more than that of the map before.
     sequence: U64,
+    /// Number of stripes.
     stripes: U32,
     reserved: U32,
 }
@@ -34,15 +45,19 @@ const HEADER_BYTES: usize = 72;
 const _: () = assert!(size_of::<MapHeader>() == HEADER_BYTES);
 const CHECKSUM_AT: usize = std::mem::offset_of!(MapHeader, checksum);
 
+/// A [`StripeLocation`] on disk.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct StoredLocation {
+    /// Number of the parity log entry that moved the stripe to this slot; 0 if that was in an
+    /// earlier log generation.
     entry_number: U64,
     slot: U32,
     reserved: U32,
 }
 
-/// Rows of one stored map; 0 if stripes do not move.
+/// Rows (4 KiB) that one stored map takes. 0 for an extent without parity: it has no free slots, so
+/// its stripes do not move, and it has no map.
 #[must_use]
 pub fn map_rows(geometry: &RaidGeometry) -> u32 {
     if geometry.slots() == geometry.stripes() {
@@ -58,7 +73,7 @@ pub fn map_rows(geometry: &RaidGeometry) -> u32 {
 pub struct MapOwner {
     /// The pool.
     pub pool: Uuid,
-    /// Number of the extent.
+    /// Number of the extent in the pool.
     pub extent: u64,
 }
 
@@ -72,9 +87,11 @@ pub enum ParsedMap {
         /// The map.
         map: StripeMap,
     },
-    /// No map of this extent.
+    /// No map of this extent was written here: there are only zeroes, or a map of another extent
+    /// that had this place before.
     Absent,
-    /// A map that is torn, damaged, or of an unknown format version.
+    /// A map that is torn, damaged, or of an unknown format version, or that does not fit the
+    /// geometry.
     Damaged,
 }
 
@@ -110,7 +127,8 @@ pub fn parse(bytes: &[u8], geometry: &RaidGeometry, owner: MapOwner) -> ParsedMa
     let Ok((header, rest)) = MapHeader::read_from_prefix(bytes) else { return ParsedMap::Absent };
     let is_own = header.pool == owner.pool.into_bytes() && header.extent.get() == owner.extent;
     if header.magic != MAGIC {
-        // A damaged header must not be taken for an absent map.
+        // A damaged header must not be taken for an absent map: without a map, each stripe would
+        // count as lying in the slot of its own number.
         let is_zero = bytes.iter().all(|b| *b == 0);
         return if is_zero { ParsedMap::Absent } else { ParsedMap::Damaged };
     }
@@ -120,8 +138,8 @@ pub fn parse(bytes: &[u8], geometry: &RaidGeometry, owner: MapOwner) -> ParsedMa
     if !is_own {
         return ParsedMap::Absent;
     }
-    let is_known = header.version.get() == VERSION && header.reserved.get() == 0;
-    let map = is_known.then(|| parse_locations(&header, rest, geometry)).flatten();
+    let is_known_format = header.version.get() == VERSION && header.reserved.get() == 0;
+    let map = is_known_format.then(|| parse_locations(&header, rest, geometry)).flatten();
     let map = map.and_then(|stripes| {
         StripeMap::from_locations(header.log_generation.get(), stripes, geometry.slots())
     });
@@ -156,7 +174,7 @@ mod tests {
     use super::*;
     use geometry::Redundancy;
 
-    const WHOSE: MapOwner = MapOwner { pool: Uuid::from_u128(1), extent: 7 };
+    const OWNER: MapOwner = MapOwner { pool: Uuid::from_u128(1), extent: 7 };
 
     fn geometry() -> RaidGeometry {
         RaidGeometry::new(Redundancy::Parity, 5, 16, 256).unwrap()
@@ -170,15 +188,15 @@ mod tests {
 
     #[test]
     fn a_map_parses_only_for_its_own_extent() {
-        let bytes = to_bytes(&map(), 3, WHOSE);
+        let bytes = to_bytes(&map(), 3, OWNER);
         assert_eq!(bytes.len(), map_rows(&geometry()) as usize * ROW);
-        assert_eq!(parse(&bytes, &geometry(), WHOSE), ParsedMap::Map { sequence: 3, map: map() });
-        let other = MapOwner { extent: 8, ..WHOSE };
+        assert_eq!(parse(&bytes, &geometry(), OWNER), ParsedMap::Map { sequence: 3, map: map() });
+        let other = MapOwner { extent: 8, ..OWNER };
         assert_eq!(parse(&bytes, &geometry(), other), ParsedMap::Absent);
-        assert_eq!(parse(&vec![0; ROW], &geometry(), WHOSE), ParsedMap::Absent);
-        assert_eq!(parse(&bytes[..ROW], &geometry(), WHOSE), ParsedMap::Damaged);
-        let less = RaidGeometry::new(Redundancy::Parity, 5, 16, 128).unwrap();
-        assert_eq!(parse(&bytes, &less, WHOSE), ParsedMap::Damaged);
+        assert_eq!(parse(&vec![0; ROW], &geometry(), OWNER), ParsedMap::Absent);
+        assert_eq!(parse(&bytes[..ROW], &geometry(), OWNER), ParsedMap::Damaged);
+        let fewer_stripes = RaidGeometry::new(Redundancy::Parity, 5, 16, 128).unwrap();
+        assert_eq!(parse(&bytes, &fewer_stripes, OWNER), ParsedMap::Damaged);
         let copies = RaidGeometry::new(Redundancy::Copies(2), 4, 16, 256).unwrap();
         assert_eq!(map_rows(&copies), 0, "their stripes stay where they are");
     }
@@ -186,7 +204,7 @@ mod tests {
     /// The format on disk must never change.
     #[test]
     fn golden_stripe_map() {
-        assert_eq!(wire::crc32c(&to_bytes(&map(), 3, WHOSE)[CHECKSUM_AT + 4..]), GOLDEN);
+        assert_eq!(wire::crc32c(&to_bytes(&map(), 3, OWNER)[CHECKSUM_AT + 4..]), GOLDEN);
     }
 
     const GOLDEN: u32 = 2_413_417_663;
@@ -194,11 +212,11 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_do_not_panic(at in 16usize..4096, value in any::<u8>()) {
-            let mut bytes = to_bytes(&map(), 3, WHOSE);
+            let mut bytes = to_bytes(&map(), 3, OWNER);
             bytes[at] = value;
             write_checksum(&mut bytes, CHECKSUM_AT);
-            if let ParsedMap::Map { sequence, map } = parse(&bytes, &geometry(), WHOSE) {
-                prop_assert_eq!(to_bytes(&map, sequence, WHOSE), bytes);
+            if let ParsedMap::Map { sequence, map } = parse(&bytes, &geometry(), OWNER) {
+                prop_assert_eq!(to_bytes(&map, sequence, OWNER), bytes);
             }
         }
     }

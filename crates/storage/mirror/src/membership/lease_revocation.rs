@@ -1,15 +1,22 @@
-//! Excluding a member that is alive, and has stopped because it was asked to (RFD 0010, 5.5).
+//! Lease revocation: the primary asks a live member that it excludes to stop serving (RFD 0010,
+//! 5.5).
 //!
-//! If the data path gives up a member whose leases are valid, the primary need not wait for them to
-//! expire: the member confirms that it serves no more.
+//! A member may serve while it holds leases, so an exclusion waits for the grace time. But a member
+//! can be excluded although it holds valid leases: it answers lease requests, but no writes,
+//! flushes or view changes. Such a member can confirm that it has stopped serving, and then the
+//! primary need not wait.
 
 use peer::{Incarnation, NodeId, View};
 
 use super::{Action, MembershipMessage, MirrorMembership};
 
 impl MirrorMembership {
-    /// The primary asks excluded members to stop serving, repeatedly until they have. Not before it
-    /// has announced the view to them: they could still join it, and nothing would begin another.
+    /// At the primary: asks each excluded member to stop serving. This is called with each renewal
+    /// of leases, so a member is asked again until it has confirmed.
+    ///
+    /// Nothing is sent before the primary has announced its view (`StartViewChange`). A member that
+    /// has obeyed serves only in a later view. If it obeyed and then entered this view all the
+    /// same, it would never serve: the primary would have no reason to begin a later view.
     pub(super) fn revoke_leases(&mut self) {
         if !self.is_primary() {
             return;
@@ -23,20 +30,23 @@ impl MirrorMembership {
         }
     }
 
-    /// The primary goes on without this member. It serves again once the primary has begun another
-    /// view with it.
+    /// The primary excludes this member and asks it to stop serving: it serves in no view up to
+    /// `view` any more. If the primary drops the exclusion, it begins a later view with this
+    /// member.
     pub(super) fn on_revoke_lease(&mut self, from: NodeId, view: View, incarnation: Incarnation) {
-        let config = self.config.as_ref().filter(|r| r.epoch == view.epoch);
-        if config.is_none_or(|r| r.primary != from) || incarnation != self.incarnation {
+        let config = self.config.as_ref().filter(|config| config.epoch == view.epoch);
+        if config.is_none_or(|config| config.primary != from) || incarnation != self.incarnation {
             return;
         }
+        // It is in this view, or it has yet to enter it.
         let Some(state) = self.member_state.as_mut().filter(|s| s.view <= view) else { return };
         state.revoked_view = state.revoked_view.max(Some(view));
         self.actions
             .push(Action::Send(from, MembershipMessage::LeaseRevoked { view, incarnation }));
     }
 
-    /// A member has stopped serving in this view: its leases need not expire.
+    /// At the primary: a member confirms that it has stopped serving in `view`. Its exclusion need
+    /// not wait for the grace time, only for a fresh read of the configuration.
     pub(super) fn on_lease_revoked(&mut self, from: NodeId, view: View, incarnation: Incarnation) {
         let Some(state) = self.member_state.as_mut().filter(|s| s.view == view) else { return };
         let Some(peer) = state.peer_lease_mut(from) else { return };

@@ -17,9 +17,9 @@ use crate::requests::{ColumnId, ExtentInfo, PoolEvent, RowDamage, VolumeInfo};
 /// The members on which a new extent may lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Allocation {
-    /// Only attached members: no client waits for it.
+    /// Only active members. No client waits for the extent, so it need not begin degraded.
     ActiveMembersOnly,
-    /// Detached members as well, where there are not enough others: a client is writing.
+    /// Detached members as well, where there are not enough active ones: a client is writing.
     AllowDegraded,
 }
 
@@ -34,41 +34,45 @@ impl Pool {
         found.ok_or_else(|| PoolError::new(format!("the pool has no volume {volume}")))
     }
 
-    /// Makes the core that has a volume open write nothing of it any more, and drain its entries
-    /// from the parity log. `except` is a ring that may keep its entries.
+    /// Makes the core that last opened a volume write nothing of it any more, and drain its entries
+    /// from that core's ring of the parity log. Does nothing if that ring is `except_ring`: a core
+    /// that opens its own volume again keeps the entries. Fails if the volume is in use.
     pub(super) async fn release_volume(
         &self,
         id: PoolVolumeId,
         uuid: Uuid,
-        except: Option<u16>,
+        except_ring: Option<u16>,
     ) -> Result<(), PoolError> {
-        let ring_of = self.state().volume_rings.get(&id).copied();
-        let Some(ring_of) = ring_of.filter(|ring_of| Some(*ring_of) != except) else {
+        let ring = self.state().volume_rings.get(&id).copied();
+        let Some(ring) = ring.filter(|ring| Some(*ring) != except_ring) else {
             return Ok(());
         };
-        let (done, is_done) = oneshot::channel();
+        let (released, release) = oneshot::channel();
         {
             let state = self.state();
-            let core =
-                state.core_events.iter().find(|(ring, core)| *ring == ring_of && !core.is_closed());
-            if let Some((_, core)) = core {
-                drop(core.send(PoolEvent::ReleaseVolume(uuid, done)));
+            let mut cores = state.core_events.iter();
+            let core = cores.find(|(core_ring, events)| *core_ring == ring && !events.is_closed());
+            if let Some((_, events)) = core {
+                drop(events.send(PoolEvent::ReleaseVolume(uuid, released)));
             }
         }
-        // A core that has detached in order meanwhile has released the volume as well.
-        if is_done.await.is_err() && self.state().rings_in_use.contains(&ring_of) {
-            let message = format!("core {ring_of} still uses volume {uuid}");
+        // Without a reply the volume is not released, unless the core has detached in order
+        // meanwhile: that released all of its volumes.
+        if release.await.is_err() && self.state().rings_in_use.contains(&ring) {
+            let message = format!("core {ring} still uses volume {uuid}");
             return Err(PoolError::new(message).with_hint("close the pool and open it again"));
         }
         self.state_mut().volume_rings.remove(&id);
         Ok(())
     }
 
+    /// Opens a volume on the core of this ring. From now on the volume's entries are in this ring.
     pub(super) async fn volume_info(&self, uuid: Uuid, ring: u16) -> Result<VolumeInfo, PoolError> {
         let id = self.find_volume(uuid)?;
         self.release_volume(id, uuid, Some(ring)).await?;
         self.state_mut().volume_rings.insert(id, ring);
-        // A member that is being admitted may not change the stale regions meanwhile.
+        // No member is admitted meanwhile: this core would not learn which regions of its columns
+        // are stale.
         let _guard = self.membership_lock.read().await;
         let metadata = self.writer.metadata();
         let gone = || PoolError::new(format!("the pool has no volume {uuid}"));
@@ -87,7 +91,8 @@ impl Pool {
         })
     }
 
-    /// Allocates a volume's extent at `index`.
+    /// Allocates a volume's extent at `index`, which holds zeroes then. Returns it if it is
+    /// allocated already.
     pub(super) async fn allocate_extent(
         self: &Rc<Self>,
         volume: PoolVolumeId,
@@ -95,12 +100,13 @@ impl Pool {
         how: Allocation,
     ) -> Result<ExtentInfo, PoolError> {
         loop {
-            // It may have been allocated already, if the volume has grown or is thick.
+            // The requesting core may not know of the extent: when a thick volume grows, its
+            // extents are allocated here.
             if let Ok(info) = self.extent_info(volume, index) {
                 return Ok(info);
             }
-            // A detached member is not zeroed, so it must not be attached when the extent is
-            // committed.
+            // Columns on detached members are not zeroed. The commit records them as stale, but
+            // only if their members are still detached then. So no member is attached before that.
             let guard = self.membership_lock.read().await;
             let columns = {
                 let metadata = self.writer.metadata();
@@ -116,8 +122,8 @@ impl Pool {
             };
             let columns = columns.ok_or_else(|| self.no_space_error())?;
             self.state_mut().reserved.reserve(&columns);
-            let cleared = self.zero_columns(&columns).await;
-            let allocated = match &cleared {
+            let zeroed = self.zero_columns(&columns).await;
+            let allocated = match &zeroed {
                 Ok(()) => {
                     let columns = columns.clone();
                     self.writer.commit(Change::AllocateExtent { volume, index, columns }).await
@@ -126,10 +132,12 @@ impl Pool {
             };
             self.state_mut().reserved.release(&columns);
             drop(guard);
-            match cleared {
-                // That member is detached now; try with others.
+            match zeroed {
+                // Detach the member that cannot be written, and choose columns again.
                 Err(member) => self.detach_member(member, self.join_generation(member)).await?,
                 Ok(()) => {
+                    // The commit is also refused if another request has allocated the extent
+                    // meanwhile.
                     return match (allocated, self.extent_info(volume, index)) {
                         (Err(why), Err(_)) => Err(why),
                         (_, info) => info,
@@ -144,7 +152,7 @@ impl Pool {
             .with_hint("add disks to the pool, or delete volumes")
     }
 
-    /// Checks that extents for so many bytes fit on the attached members.
+    /// Checks that extents for so many bytes fit on the active members.
     ///
     /// # Errors
     /// How much space there is, and what to do.
@@ -155,18 +163,18 @@ impl Pool {
 
     fn check_space_for_extents(&self, extents: u64) -> Result<(), PoolError> {
         let metadata = self.writer.metadata();
-        let free = metadata.plan_evacuation(
+        // With nothing to move, this is the space that there is now.
+        let nothing_moved = metadata.plan_evacuation(
             MemberSet::default(),
             metadata.active_members(),
             &self.state().reserved,
         );
-        if extents <= free.free_extents_after {
+        let free_extents = nothing_moved.free_extents_after;
+        if extents <= free_extents {
             return Ok(());
         }
-        let (needed_text, available_text) = (
-            metadata.extents_size_text(extents),
-            metadata.extents_size_text(free.free_extents_after),
-        );
+        let (needed_text, available_text) =
+            (metadata.extents_size_text(extents), metadata.extents_size_text(free_extents));
         let short = format!(
             "{needed_text} are needed, but the disks in use have space for {available_text}"
         );
@@ -194,7 +202,8 @@ impl Pool {
         Ok(ExtentInfo::from_metadata(&metadata, volume, index, extent))
     }
 
-    /// Zeroes columns, those on attached members. The error is a member that cannot be written.
+    /// Zeroes the columns that lie on attached members. The error is a member that cannot be
+    /// written.
     async fn zero_columns(&self, columns: &[PhysicalExtent]) -> Result<(), MemberId> {
         let disks = columns.iter().filter_map(|p| Some((*p, self.writer.disk(p.member)?)));
         let each = disks
@@ -210,9 +219,9 @@ impl Pool {
     where
         F: Future<Output = Result<(), DiskError>>,
     {
-        let cleared = self.writer.for_each_member(LONG_DISK_TIMEOUT, each).await;
-        cleared.into_iter().try_for_each(|(member, cleared)| {
-            cleared.map_err(|why| {
+        let zeroed = self.writer.for_each_member(LONG_DISK_TIMEOUT, each).await;
+        zeroed.into_iter().try_for_each(|(member, outcome)| {
+            outcome.map_err(|why| {
                 let path = self.serial_and_path(member).1;
                 tracing::error!(%path, error = %why, "a disk cannot be written");
                 member
@@ -220,7 +229,9 @@ impl Pool {
         })
     }
 
-    /// Reserves a target for a column, and zeroes its metadata.
+    /// Reserves a physical extent to which a column is to be moved, and zeroes its metadata: the
+    /// stripe maps and checksums of its former column. Returns it with its first row; `None` if the
+    /// column cannot be moved now.
     pub(super) async fn reserve_column_target(
         self: &Rc<Self>,
         id: ColumnId,
@@ -230,6 +241,7 @@ impl Pool {
             let extent = metadata.volume(id.volume).and_then(|v| v.extent(id.index));
             let Some(extent) = extent else { return Ok(None) };
             let source = extent.columns.get(usize::from(id.column)).map(|extent| extent.member);
+            // Members that are about to be reattached keep their columns.
             let stays_on_source =
                 source.is_none_or(|member| self.state().returning_members.contains(&member));
             if stays_on_source || self.state().column_moves.contains_key(&id) {
@@ -256,11 +268,11 @@ impl Pool {
             state.reserved.reserve(&[target]);
             state.column_moves.insert(id, target);
         }
-        let disk = self.writer.disk(target.member).map(|disk| {
-            let clear = async move { disk.zero_extent_metadata(target).await };
-            (target.member, clear)
+        let zeroing = self.writer.disk(target.member).map(|disk| {
+            let zero = async move { disk.zero_extent_metadata(target).await };
+            (target.member, zero)
         });
-        if let Err(member) = self.wait_zeroed(disk).await {
+        if let Err(member) = self.wait_zeroed(zeroing).await {
             self.cancel_moves(|other| *other == id);
             self.detach_member(member, self.join_generation(member)).await?;
             return Ok(None);
@@ -269,14 +281,16 @@ impl Pool {
         Ok(Some((target, first_row)))
     }
 
-    /// Cancels the moves of these columns.
-    pub(super) fn cancel_moves(&self, which: impl Fn(&ColumnId) -> bool) {
+    /// Cancels the moves of the columns that `is_cancelled` selects, and releases their targets.
+    pub(super) fn cancel_moves(&self, is_cancelled: impl Fn(&ColumnId) -> bool) {
         let PoolState { column_moves, reserved, .. } = &mut *self.state_mut();
-        let cancelled = column_moves.extract_if(.., |id, _| which(id));
+        let cancelled = column_moves.extract_if(.., |id, _| is_cancelled(id));
         let targets: Vec<PhysicalExtent> = cancelled.map(|(_, to)| to).collect();
         reserved.release(&targets);
     }
 
+    /// Records that a column has moved: `to` holds a complete copy of it. Returns whether the move
+    /// is committed; on an error that is unknown.
     pub(super) async fn commit_move(
         self: &Rc<Self>,
         id: ColumnId,
@@ -302,7 +316,8 @@ impl Pool {
         }
     }
 
-    /// Records what has happened to rows of an extent, unless it is recorded already.
+    /// Records that rows of an extent's data are lost, unrepaired or rewritten. Unrepaired rows are
+    /// not recorded again if all of them are recorded as damaged already.
     pub(super) async fn record_row_damage(
         &self,
         (volume, index): (PoolVolumeId, u32),
@@ -332,10 +347,10 @@ impl Pool {
         known == rows.len()
     }
 
-    /// Creates a volume. A thick one is allocated at once, on attached members only.
+    /// Creates a volume. A thick one is allocated at once, on active members only.
     ///
     /// # Errors
-    /// Why it cannot be created; nothing is left of it.
+    /// Why it cannot be created. If its extents cannot be allocated, it is deleted again.
     pub async fn create_volume(self: &Rc<Self>, request: &NewPoolVolume) -> Result<(), PoolError> {
         let NewPoolVolume { id: uuid, bytes, block_size, is_thick } = *request;
         let volume = {
@@ -383,6 +398,7 @@ impl Pool {
         let id = self.find_volume(uuid)?;
         let (current_bytes, is_thick) = {
             let metadata = self.writer.metadata();
+            // A volume that was deleted meanwhile is not grown.
             metadata.volume(id).map_or((u64::MAX, false), |v| (v.bytes, v.is_thick))
         };
         if bytes < current_bytes {
@@ -394,7 +410,8 @@ impl Pool {
         if bytes > current_bytes {
             self.writer.commit(Change::GrowVolume { volume: id, bytes }).await?;
         }
-        // Also if an earlier attempt grew it and failed to allocate its extents.
+        // Even if its size stays the same: an earlier attempt may have grown it and failed to
+        // allocate its extents.
         if is_thick {
             self.allocate_all(id).await?;
         }
@@ -414,12 +431,12 @@ impl Pool {
     /// Deletes a volume that is not open. Does nothing if it does not exist.
     ///
     /// # Errors
-    /// Nothing can be written any more.
+    /// The core that last opened it cannot release it, or no metadata can be written any more.
     pub async fn delete_volume(&self, uuid: Uuid) -> Result<(), PoolError> {
         match self.find_volume(uuid) {
             Ok(id) => {
-                // A stripe map of its extents could otherwise be written over an extent allocated
-                // later.
+                // Otherwise the core that last opened it could still save stripe maps to its
+                // physical extents, when these belong to another volume.
                 self.release_volume(id, uuid, None).await?;
                 self.writer.commit(Change::DeleteVolume(id)).await?;
                 self.cancel_moves(|column| column.volume == id);
