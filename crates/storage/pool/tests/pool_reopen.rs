@@ -114,6 +114,30 @@ fn a_volume_keeps_its_data_when_moved_between_cores() {
     }
 }
 
+/// A core whose last flush failed leaves without detaching: its volumes cannot be moved, and nothing
+/// waits for it.
+#[test]
+fn a_volume_of_a_core_that_left_without_detaching_is_refused() {
+    run_scenario(move |host| async move {
+        let core = core_of(&host).await;
+        let bench = Bench::made(host, (Redundancy::Parity, true), FEW).await;
+        let other = CorePool::attach_on_owner_core(&core, &bench.pool, 1).await.unwrap();
+        bench.pool.create_volume(&thin(ANOTHER)).await.unwrap();
+        drop(other.open_volume(ANOTHER).await.unwrap());
+        drop(other);
+        // Its task ends when the next event arrives.
+        bench.pool.grow_volume(VOLUME, 25 << 20).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let limit = Duration::from_secs(60);
+        let opened = tokio::time::timeout(limit, bench.core_pool.open_volume(ANOTHER)).await;
+        let why = opened.expect("it does not wait").unwrap_err().to_string();
+        assert!(why.contains("core 1 still uses volume"), "{why}");
+        let deleted = tokio::time::timeout(limit, bench.pool.delete_volume(ANOTHER)).await;
+        assert!(deleted.expect("it does not wait").is_err());
+        bench.close().await;
+    });
+}
+
 #[test]
 fn a_grown_volume_keeps_its_data_when_reopened() {
     for (level, checksums) in POOL_LEVELS {

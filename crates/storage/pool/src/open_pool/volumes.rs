@@ -52,9 +52,10 @@ impl Pool {
             let state = self.state();
             let mut cores = state.core_events.iter();
             let core = cores.find(|(core_ring, events)| *core_ring == ring && !events.is_closed());
-            if let Some((_, events)) = core {
-                drop(events.send(PoolEvent::ReleaseVolume(uuid, released)));
-            }
+            // Moves the sender in any case, so that no reply is awaited if the core has gone.
+            let asked =
+                core.map(move |(_, events)| events.send(PoolEvent::ReleaseVolume(uuid, released)));
+            drop(asked);
         }
         // Without a reply the volume is not released, unless the core has detached in order
         // meanwhile: that released all of its volumes.
