@@ -1,4 +1,9 @@
 //! Records for tests.
+#![allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "a test fails where it unwraps nothing"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
