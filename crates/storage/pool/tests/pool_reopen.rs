@@ -114,7 +114,7 @@ fn a_volume_keeps_its_data_when_moved_between_cores() {
     }
 }
 
-/// A core whose last flush failed leaves without detaching: its volumes cannot be moved, and nothing
+/// A core whose last flush failed leaves without detaching: its volumes cannot be moved. Nothing
 /// waits for it.
 #[test]
 fn a_volume_of_a_core_that_left_without_detaching_is_refused() {
