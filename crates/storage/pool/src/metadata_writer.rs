@@ -553,11 +553,11 @@ impl MetadataWriter {
         let targets = disks.iter().filter(|(id, _)| self.is_target(voters, *id));
         let each = targets.map(|(id, disk)| (*id, disk.write_block(&proposal.block)));
         for (id, outcome) in self.for_each_member(DISK_TIMEOUT, each).await {
-            let path = self.disk(id).map(|disk| disk.path().to_owned()).unwrap_or_default();
             let is_written = outcome.is_ok();
             let answer = self.state.borrow_mut().log.acknowledge(&mut proposal, id, is_written);
             match (answer, outcome) {
                 (Acknowledgement::VoterFailed, Err(why)) => {
+                    let path = self.disk(id).map(|disk| disk.path().to_owned()).unwrap_or_default();
                     self.drop_failed_voter(id, &metadata_io_error(&path, why));
                 }
                 // The task that adds it sees that it failed.
@@ -585,8 +585,11 @@ impl MetadataWriter {
 
     /// The other members get no more versions.
     fn retain_disks(&self, which: impl Fn(MemberId) -> bool) {
-        let dropped = self.disks().into_iter().map(|(id, _)| id).filter(|id| !which(*id));
-        dropped.collect::<Vec<_>>().into_iter().for_each(|id| self.drop_disk(id));
+        for (id, _) in self.disks() {
+            if !which(id) {
+                self.drop_disk(id);
+            }
+        }
     }
 
     /// A voter has failed, and the next version detaches it.
