@@ -46,7 +46,7 @@ const TABLE_LIMIT: usize = 4 * TABLE_CAPACITY;
 #[derive(Debug, Default)]
 pub struct RangeLocks(RefCell<LockTable>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct LockTable {
     entries: Slab<LockEntry>,
     /// The keys of the entries in the table; its own keys are their slots.
@@ -80,7 +80,7 @@ impl Default for LockTable {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct LockEntry {
     range: Blocks,
     writes: bool,
@@ -175,6 +175,14 @@ impl RangeLocks {
         table.slots.len() < table.capacity && table.blockers_of(&range, writes).is_empty()
     }
 
+    /// A copy of the table, for searches that follow several courses of events from here.
+    /// [`RangeLock::in_fork`] gives the locks of the copy, one for each lock of the original.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn fork(&self) -> Rc<Self> {
+        Rc::new(Self(RefCell::new(self.0.borrow().clone())))
+    }
+
     /// Number of ranges held or waited for.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -189,6 +197,13 @@ impl RangeLocks {
 }
 
 impl RangeLock {
+    /// This lock in a copy of its table.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn in_fork(&self, fork: &Rc<RangeLocks>) -> Self {
+        Self { locks: Rc::clone(fork), key: self.key }
+    }
+
     /// Whether the range is held now.
     #[must_use]
     pub fn is_held(&self) -> bool {

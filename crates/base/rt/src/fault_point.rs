@@ -169,6 +169,9 @@ pub fn arm() -> Result<Option<String>, FaultSpecError> {
     Ok(armed)
 }
 
+/// Whether [`reach`] does anything.
+pub const ENABLED: bool = cfg!(feature = "fault-points");
+
 /// The process has reached `point`.
 #[inline(always)]
 pub fn reach(point: FaultPoint) {

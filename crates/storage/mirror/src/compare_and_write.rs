@@ -6,10 +6,11 @@ use std::rc::Rc;
 use block::{Blocks, Bufs, Ctx, Error, Lba, MemoryClass, RequestError};
 use peer::{CompareAndWriteOutcome, Link, Message, NodeId, View, WriteId, WriteKind, WriteOp};
 
-use super::local_writes::{LocalWrite, LocalWriteOutcome};
 use super::receive::to_outcome;
 use super::replica::Replica;
-use super::write::{PayloadSource, WriteOutcome};
+use super::state::local_writes::LocalWriteOutcome;
+use super::state::write::{PayloadSource, WriteOutcome};
+use super::write::LocalWrite;
 
 /// A compare-and-write, local or of another member.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl Replica {
         let block = u64::from(self.leg.dev.info().block_size);
         let range = Blocks::new(at, write.len() as u64 / block);
         let data: Bufs = compare.iter().chain(write.iter()).cloned().collect();
-        let local_write = self.local_writes.begin();
+        let local_write = LocalWrite::begin(self);
         let request = CompareAndWriteRequest { write_id: local_write.id(), range, fua, data };
         loop {
             let view = self.wait_serving(ctx).await?;
@@ -77,7 +78,7 @@ impl Replica {
     fn forward_compare_and_write(
         &self,
         view: View,
-        local_write: &LocalWrite,
+        local_write: &LocalWrite<'_>,
         request: &CompareAndWriteRequest,
     ) {
         let Some(link) = self.primary_link() else { return };
@@ -131,7 +132,7 @@ impl Replica {
     ) -> CompareAndWriteProgress {
         let CompareAndWriteRequest { write_id, range, fua, ref data } = *request;
         let lock = self.range_locks.enter(range, true);
-        let over = || self.view() != view || self.rejects_clients();
+        let over = || self.is_view_over(view);
         if self.signal.unless(over, lock.acquired()).await.is_none() {
             return CompareAndWriteProgress::NotOrdered;
         }
@@ -223,7 +224,7 @@ impl Replica {
         }
         match result {
             Ok(data) => {
-                let local_write = self.local_writes.begin();
+                let local_write = LocalWrite::begin(self);
                 let op = WriteOp { range, kind: WriteKind::Data, fua: true, data };
                 let outcome = self
                     .replicate_locked(

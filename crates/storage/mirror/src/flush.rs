@@ -124,8 +124,8 @@ impl Replica {
         generation: u32,
     ) -> Option<()> {
         let pending = self.peer_requests.register(request, node, self.awake_now());
-        let ended = || self.view() != view || self.rejects_clients();
-        let over = || ended() || !self.is_required(node);
+        let ended = || self.is_view_over(view);
+        let over = || ended() || !self.state().is_required(node);
         loop {
             let poll_link = || if over() { Some(None) } else { self.link(node).map(Some) };
             let Some(link) = self.signal.until(poll_link).await else { break };

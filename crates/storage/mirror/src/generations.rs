@@ -3,31 +3,17 @@
 
 use std::rc::Rc;
 
-use block::{Epoch, Error};
+use block::Error;
 use intent_log::GenerationUpdate;
 use peer::{DataGeneration, NodeId, PeerGenerations};
 use uuid::Uuid;
 
 use super::Mistake;
 use super::config::MirrorConfig;
-use super::membership::{JoinerComparison, RecordedGenerations};
+use super::membership::JoinerComparison;
 use super::replica::Replica;
 
 impl Replica {
-    /// The generations that the image has recorded, for the membership state machine.
-    pub(super) fn recorded_generations(&self) -> RecordedGenerations {
-        let log = &self.leg.log;
-        let (mut generation, is_log_lost, mut by_image) =
-            (log.data_generation(), log.was_lost(), log.generations());
-        if self.settings.has_mistake(Mistake::TakesOverWhenRolledBack) {
-            generation.epoch = Epoch(u64::MAX);
-            by_image
-                .iter_mut()
-                .for_each(|(_, generations)| generations.common.epoch = Epoch(u64::MAX));
-        }
-        RecordedGenerations { generation, is_log_lost, by_image }
-    }
-
     /// Decides whether copying the dirty regions is enough for a joiner. A rolled-back joiner gets
     /// everything; a joiner that knows of a later state of this image gets nothing.
     pub(super) async fn check_joiner_generations(
@@ -43,7 +29,7 @@ impl Replica {
             (self.leg.log.generations_with(image), self.leg.log.is_history_lost(image));
         let comparison = self.state().membership.compare_joiner(&own, &joiner, history_lost);
         if comparison != JoinerComparison::JoinerNewer {
-            self.state_mut().newer_joiners.remove(&node);
+            self.step(|s, _| s.newer_joiners.remove(&node));
         }
         match comparison {
             JoinerComparison::DirtyRegionsSuffice => return Ok(()),
@@ -61,10 +47,10 @@ impl Replica {
                     %has,
                     "a copy was rolled back (a backup or snapshot was restored?): resyncing all of it"
                 );
-                self.state_mut().membership.note_rolled_back(node);
+                self.step(|s, _| s.membership.note_rolled_back(node));
             }
             JoinerComparison::JoinerNewer => {
-                if self.state_mut().newer_joiners.insert(node) {
+                if self.step(|s, _| s.newer_joiners.insert(node)) {
                     tracing::error!(
                         node = node.0,
                         "the copy here was rolled back, and the copy of that node is newer: it is not overwritten"
@@ -78,8 +64,9 @@ impl Replica {
 
     /// The replicas whose copies are known to be newer than this one.
     pub(super) fn newer_replicas(&self) -> Vec<NodeId> {
-        let mut newer = self.out_of_sync_replicas();
-        newer.retain(|node| self.state().newer_joiners.contains(node));
+        let state = self.state();
+        let mut newer = state.out_of_sync_replicas();
+        newer.retain(|node| state.newer_joiners.contains(node));
         newer
     }
 

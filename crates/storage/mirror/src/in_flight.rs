@@ -34,7 +34,7 @@ impl Mirror {
     pub fn in_flight_counts(&self) -> InFlightCounts {
         InFlightCounts {
             prepared: self.0.state().prepared.len(),
-            local_writes: self.0.local_writes.len(),
+            local_writes: self.0.state().local_writes.len(),
             ordered: self.0.state().sequencer.len(),
             peer_requests: self.0.peer_requests.len(),
             joiners: self.0.state().joiners.iter().count(),

@@ -53,14 +53,14 @@ impl JoinBackoff {
     }
 
     /// An accepted attempt has failed.
-    fn after_failure(self, now: Duration) -> Self {
+    pub(super) fn after_failure(self, now: Duration) -> Self {
         let failures =
             if now > self.last_failed_at + FAILURE_RESET_AFTER { 0 } else { self.failures };
         Self { failures: failures.saturating_add(1), timeouts: 0, last_failed_at: now, ..self }
     }
 
     /// The primary has not answered an attempt.
-    fn after_timeout(self, now: Duration) -> Self {
+    pub(super) fn after_timeout(self, now: Duration) -> Self {
         Self { timeouts: self.timeouts.saturating_add(1), last_failed_at: now, ..self }
     }
 
@@ -115,35 +115,15 @@ pub(super) type InheritedGenerations = (Incarnation, Vec<(Uuid, DataGeneration)>
 /// A join attempt, at the joiner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JoinAttempt {
-    incarnation: Incarnation,
-    primary: NodeId,
-    session: u64,
-    started_at: Duration,
+    pub(super) incarnation: Incarnation,
+    pub(super) primary: NodeId,
+    pub(super) session: u64,
+    pub(super) started_at: Duration,
     /// The view of the primary, once it has accepted.
-    accepted_view: Option<View>,
-}
-
-impl JoinAttempt {
-    pub(super) fn incarnation(&self) -> Incarnation {
-        self.incarnation
-    }
-
-    pub(super) fn session(&self) -> u64 {
-        self.session
-    }
+    pub(super) accepted_view: Option<View>,
 }
 
 impl Replica {
-    /// Whether the primary is resyncing this replica.
-    pub(super) fn is_resync_target(&self) -> bool {
-        self.join_attempt().is_some_and(|j| j.accepted_view.is_some())
-    }
-
-    /// Whether messages of `from` in `view` belong to the present attempt.
-    pub(super) fn is_join_view(&self, from: NodeId, view: View) -> bool {
-        self.join_attempt().is_some_and(|j| j.primary == from && j.accepted_view == Some(view))
-    }
-
     /// Begins an attempt, unless one is in progress.
     pub(super) async fn attempt_join(self: &Rc<Self>) {
         let Some((config, link)) = self.join_target() else { return };
@@ -156,18 +136,17 @@ impl Replica {
         }
         // From here on nothing of an earlier attempt is accepted, and its writes must reach the
         // disk before the new one begins.
-        self.end_join_attempt(AttemptEnd::Failed);
+        self.step(|s, _| s.end_join_attempt(AttemptEnd::Failed));
         if !self.join_backoff().is_ready(self.core.now()) {
             return;
         }
-        self.state_mut().view = View::default();
-        self.signal.raise();
+        self.step(|s, fx| s.stop_accepting(fx));
         self.signal.until(|| self.state().prepared.is_drained().then_some(())).await;
         if self.join_target().is_none_or(|(now, l)| now != config || l.session() != link.session())
         {
             return;
         }
-        self.state_mut().prepared.clear();
+        self.step(|s, _| s.prepared.clear());
         if !self.adopt_before_join(&config).await {
             return;
         }
@@ -180,8 +159,9 @@ impl Replica {
         let Some(bitmap) = self.leg.log.export_bitmap(image) else { return };
         let (primary, session) = (config.primary, link.session());
         let started_at = self.core.now();
-        self.state_mut().join_attempt =
-            Some(JoinAttempt { incarnation, primary, session, started_at, accepted_view: None });
+        let attempt =
+            JoinAttempt { incarnation, primary, session, started_at, accepted_view: None };
+        self.step(|s, _| s.join_attempt = Some(attempt));
         link.send(Message::Join {
             incarnation,
             epoch: config.epoch,
@@ -198,25 +178,10 @@ impl Replica {
         let state = self.state();
         let membership = &state.membership;
         let config = membership.config().filter(|_| membership.role() == Role::OutOfSync)?;
-        let may_join = !self.leg.is_lost() && config.image(self.me).is_some();
+        let may_join = state.leg_loss.is_none() && config.image(self.me).is_some();
         let link = self.link(config.primary).filter(|_| may_join && config.primary != self.me)?;
         // Members that do not reach each other cannot all stay (`reachability`).
         config.in_sync.iter().all(|m| self.link(m.node).is_some()).then(|| (config.clone(), link))
-    }
-
-    /// Ends the attempt in progress.
-    pub(super) fn end_join_attempt(&self, reason: AttemptEnd) {
-        let Some(attempt) = self.state_mut().join_attempt.take() else { return };
-        let now = self.core.now();
-        match (reason, attempt.accepted_view) {
-            (AttemptEnd::Superseded, _) => {}
-            (AttemptEnd::Failed, Some(_)) => {
-                self.update_join_backoff(|attempts| attempts.after_failure(now));
-            }
-            (AttemptEnd::Failed, None) => {
-                self.update_join_backoff(|attempts| attempts.after_timeout(now));
-            }
-        }
     }
 
     async fn adopt_before_join(self: &Rc<Self>, config: &MirrorConfig) -> bool {
@@ -249,46 +214,9 @@ impl Replica {
             config_id: Uuid::from_u128(config.config_id),
             other_images: others.map(|r| OtherImage { image: r.image, is_new: r.is_new }).collect(),
             in_sync_images: members.collect(),
-            inherited_generations: self.generations_inherited_for(config),
+            inherited_generations: self.state().generations_inherited_for(config),
             in_sync_hint: if is_member { in_sync_hint(config, self.me) } else { [None; 3] },
             boot_id: is_member.then(|| self.leg.log.boot(&self.core)),
-        }
-    }
-
-    /// The generations that the primary of the resync had recorded with other images; this image
-    /// holds what that one held (RFD 0032, 3.5).
-    fn generations_inherited_for(&self, config: &MirrorConfig) -> Vec<(Uuid, DataGeneration)> {
-        let state = self.state();
-        let inherited = state.inherited_generations.as_ref();
-        let for_config = inherited.filter(|(attempt, _)| config.has_member(self.me, *attempt));
-        for_config.map(|(_, generations)| generations.clone()).unwrap_or_default()
-    }
-
-    /// The primary has accepted, and sends every new write here from now on.
-    pub(super) fn on_join_accepted(
-        &self,
-        from: NodeId,
-        view: View,
-        incarnation: Incarnation,
-        generations: Vec<(Uuid, DataGeneration)>,
-    ) {
-        let mut state = self.state_mut();
-        let is_current = |attempt: &&mut JoinAttempt| {
-            (attempt.primary, attempt.incarnation) == (from, incarnation)
-        };
-        let Some(attempt) = state.join_attempt.as_mut().filter(is_current) else { return };
-        attempt.accepted_view = Some(view);
-        state.inherited_generations = Some((incarnation, generations));
-        state.view = view;
-        drop(state);
-        fault_point::reach(FaultPoint::JoinerAccepted);
-        self.signal.raise();
-    }
-
-    /// The primary has aborted the attempt.
-    pub(super) fn on_join_aborted(&self, incarnation: Incarnation) {
-        if self.join_attempt().is_some_and(|j| j.incarnation == incarnation) {
-            self.end_join_attempt(AttemptEnd::Failed);
         }
     }
 }

@@ -2,19 +2,22 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BlockStatus, Blocks, Bufs, Ctx, Dev, Error, Lba, MetadataObserver, Op};
-use intent_log::{FlushStamp, IntentLog};
+use block::{BlockStatus, Blocks, Bufs, Ctx, Dev, Epoch, Error, Info, Lba, MetadataObserver, Op};
+use intent_log::{FlushStamp, IntentLog, RegionGuard};
 use peer::{WriteKind, WriteOp};
 use rt::fault_point::{self, FaultPoint};
 use slab::Slab;
 
+use super::membership::RecordedGenerations;
 use super::no_space::split_by_zeroes;
 use super::replica::is_metadata;
-use super::{LegLoss, MirrorSettings, Mistake};
+use super::state::ReplicaImage;
+use super::{MirrorSettings, Mistake};
 
 /// Number of flushes whose stamps are remembered, for a CLEAR REGIONS that names one.
 const MAX_REMEMBERED_FLUSHES: usize = 8;
@@ -31,14 +34,14 @@ pub(super) struct Leg {
     /// Mistakes, for tests: no region is marked dirty; the metadata observer is told late.
     skips_intent_log: bool,
     delays_metadata: bool,
+    /// Mistake, for tests: the image claims to have recorded every generation.
+    claims_latest: bool,
     state: RefCell<LegState>,
 }
 
 /// What is known of the leg.
 #[derive(Debug, Default)]
 struct LegState {
-    /// Why it was given up, if it was.
-    loss: Option<LegLoss>,
     /// Reads that the disk failed, and when the last one was, by the awake clock.
     read_errors: (u64, Duration),
     /// When the operations in flight began, by the awake clock.
@@ -61,23 +64,9 @@ impl Leg {
             metadata_observer,
             skips_intent_log: settings.has_mistake(Mistake::SkipsIntentLog),
             delays_metadata: settings.has_mistake(Mistake::AppliesMetadataLate),
+            claims_latest: settings.has_mistake(Mistake::TakesOverWhenRolledBack),
             state: RefCell::default(),
         }
-    }
-
-    /// Whether it was given up.
-    pub(super) fn is_lost(&self) -> bool {
-        self.loss().is_some()
-    }
-
-    /// Why it was given up, if it was.
-    pub(super) fn loss(&self) -> Option<LegLoss> {
-        self.state.borrow().loss
-    }
-
-    /// Gives it up.
-    pub(super) fn set_lost(&self, loss: LegLoss) {
-        self.state.borrow_mut().loss = Some(loss);
     }
 
     /// Applies `op`, after marking its regions dirty (RFD 0010, 6.3). The caller holds their
@@ -237,11 +226,6 @@ impl Leg {
         found.map(|(_, stamp, generation)| (*stamp, *generation))
     }
 
-    /// Forgets the flushes of an earlier view: a new primary numbers its own.
-    pub(super) fn forget_flushes(&self) {
-        self.state.borrow_mut().recent_flushes.clear();
-    }
-
     /// When the oldest operation in flight began.
     pub(super) fn oldest_started_at(&self) -> Option<Duration> {
         self.state.borrow().in_flight.iter().map(|(_, started_at)| *started_at).min()
@@ -249,6 +233,38 @@ impl Leg {
 
     fn track(&self, now: Duration) -> InFlightOp<'_> {
         InFlightOp { leg: self, key: self.state.borrow_mut().in_flight.insert(now) }
+    }
+}
+
+impl fmt::Debug for Leg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leg").field("state", &self.state.borrow()).finish_non_exhaustive()
+    }
+}
+
+impl ReplicaImage for Leg {
+    fn info(&self) -> Info {
+        self.dev.info()
+    }
+
+    fn recorded_generations(&self) -> RecordedGenerations {
+        let (mut generation, is_log_lost, mut by_image) =
+            (self.log.data_generation(), self.log.was_lost(), self.log.generations());
+        if self.claims_latest {
+            generation.epoch = Epoch(u64::MAX);
+            by_image
+                .iter_mut()
+                .for_each(|(_, generations)| generations.common.epoch = Epoch(u64::MAX));
+        }
+        RecordedGenerations { generation, is_log_lost, by_image }
+    }
+
+    fn guard_regions(&self, bytes: Range<u64>) -> Option<RegionGuard> {
+        Some(self.log.begin_op(bytes))
+    }
+
+    fn forget_flushes(&self) {
+        self.state.borrow_mut().recent_flushes.clear();
     }
 }
 

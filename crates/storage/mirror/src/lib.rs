@@ -8,17 +8,18 @@
 //! * [`reconcile`]: what a new view has to make equal (5.8);
 //! * [`intent_log`]: which regions of an image may differ from other images of the volume (6).
 //!
-//! [`ReplicaState`](state::ReplicaState) is what a replica knows and has decided. The modules that
-//! carry it out add methods to the [`Replica`](replica::Replica) that has it:
+//! [`ReplicaState`](state::ReplicaState) is what a replica knows, and decides what happens next:
+//! its methods change it and return effects (RFD 0041). A [`Replica`](replica::Replica) has it,
+//! carries the effects out, and runs what takes time:
 //! * `write`, `read`, `flush`, `compare_and_write`: client commands, at any member (4);
 //! * `receive`: messages of other replicas;
-//! * `view_change`: the beginning of a view (5.7);
+//! * `view_change`: draining the leg and copying in a view change (5.7, 5.8);
 //! * `no_space`: writes for which members have no space (RFD 0040);
 //! * `resync`, `join`: bringing a replica in sync, at the primary and at the joiner (6.6);
 //! * `bitmap_clearing`: clearing dirty bits (6.3); `generations`: recognising rolled-back copies
 //!   (RFD 0032); `verify`: comparing the members (9.5);
-//! * `membership_driver`: carries out the actions of the membership state machine and watches what
-//!   it cannot see; `reachability`: members that do not reach each other.
+//! * `membership_driver`: what the membership asks of the store, and watching what it cannot see;
+//!   `reachability`: members that do not reach each other.
 
 mod bitmap_clearing;
 mod compare_and_write;
@@ -28,15 +29,12 @@ mod generations;
 #[cfg(feature = "testing")]
 mod in_flight;
 mod join;
-mod joiners;
 mod leg;
-mod local_writes;
 pub mod membership;
 mod membership_driver;
 mod mistake;
 mod no_space;
 mod peer_requests;
-mod prepared_list;
 mod reachability;
 mod read;
 mod receive;
@@ -44,8 +42,8 @@ pub mod reconcile;
 pub mod recovery;
 mod replica;
 mod resync;
-mod sequencer;
 mod session_handler;
+mod sessions;
 mod settings;
 mod signal;
 mod state;
@@ -69,20 +67,20 @@ use tokio::sync::Semaphore;
 
 #[cfg(feature = "testing")]
 pub use in_flight::{InFlightCounts, ResyncTotals};
-pub use joiners::UnreadableData;
 pub use mistake::Mistake;
 pub use no_space::{FreeBytesFuture, FreeSpace};
 pub use settings::MirrorSettings;
+pub use state::joiners::UnreadableData;
 pub use verify::{VerifyMismatch, VerifyReport};
 
 use config::{ConfigStore, MirrorConfig};
 use intent_log::{CloseError, IntentLog, LogDamage, LogOpenReport};
 use join::JoinBackoff;
 use leg::Leg;
-use local_writes::LocalWrites;
 use membership::{Event, ImageSummary, MirrorMembership, NotServingReason};
 use replica::Replica;
-use state::ReplicaState;
+use state::local_writes::LocalWrites;
+use state::{ReplicaImage, ReplicaState};
 
 /// One replica of a mirrored volume, as a layer. A write here goes to all members; a read is served
 /// from the local leg.
@@ -180,15 +178,18 @@ impl Mirror {
         let membership =
             MirrorMembership::new(node, incarnation, settings.leases, core.now(), image);
         let local_writes = LocalWrites::new(node, core.random_u64());
+        let leg = Rc::new(Leg::new(leg, log, Rc::clone(&metadata_observer), settings));
+        let image = Rc::clone(&leg) as Rc<dyn ReplicaImage>;
+        let state = ReplicaState::new(node, settings, image, membership, local_writes);
         let replica = Rc::new(Replica {
             me: node,
             core,
             settings,
             account,
-            leg: Leg::new(leg, log, Rc::clone(&metadata_observer), settings),
+            leg,
             metadata_observer,
-            range_locks: Rc::default(),
-            local_writes,
+            range_locks: Rc::clone(&state.range_locks),
+            sessions: sessions::Sessions::default(),
             peer_requests: peer_requests::PeerRequests::default(),
             resync_permits,
             config_store: Box::new(config_store),
@@ -197,7 +198,8 @@ impl Mirror {
             lease_signal: signal::Signal::default(),
             join_signal: signal::Signal::default(),
             signal: signal::Signal::default(),
-            state: RefCell::new(ReplicaState::new(membership)),
+            effects: RefCell::default(),
+            state: RefCell::new(state),
         });
         replica.spawn_tasks();
         Ok(Self(replica))
@@ -205,7 +207,7 @@ impl Mirror {
 
     /// Sets how to find the open lease connections to a node, besides its session.
     pub fn set_lease_paths(&self, paths: impl Fn(NodeId) -> Vec<Link> + 'static) {
-        self.0.state_mut().lease_paths = Some(Rc::new(paths));
+        self.0.sessions.set_lease_paths(paths);
     }
 
     /// Closes the session with `node`, if there is one. A new one may be set up.
@@ -233,21 +235,25 @@ impl Mirror {
     /// Whether this replica asks to be resynced when it is out of sync, as it does by default.
     /// Setting it again to true retries at once, whatever came of earlier attempts.
     pub fn set_join_allowed(&self, allowed: bool) {
-        let before = std::mem::replace(&mut self.0.state_mut().join_allowed, allowed);
-        if !before && allowed {
-            self.0.state_mut().join_backoff = JoinBackoff::default();
-        }
-        self.0.request_join();
+        self.0.step(|s, fx| {
+            let before = std::mem::replace(&mut s.join_allowed, allowed);
+            if !before && allowed {
+                s.join_backoff = JoinBackoff::default();
+            }
+            s.request_join(fx);
+        });
     }
 
     /// Whether client commands wait, at most [`MirrorSettings::hold_timeout`], while this replica
     /// does not serve, as they do by default. If not, waiting and new commands fail with
     /// [`Error::Fenced`] until it serves again, so that clients use another path.
     pub fn set_holds_commands(&self, holds: bool) {
-        let before = std::mem::replace(&mut self.0.state_mut().holds_commands, holds);
-        if before && !holds {
-            self.0.reject_clients();
-        }
+        self.0.step(|s, fx| {
+            let before = std::mem::replace(&mut s.holds_commands, holds);
+            if before && !holds {
+                s.reject_clients(fx);
+            }
+        });
     }
 
     /// Asks the primary to make `node` the primary. Ignored by other members.
@@ -291,7 +297,7 @@ impl Mirror {
             config: member.config().cloned(),
             view: state.view,
             not_serving: (!is_serving).then(reason),
-            linked: state.links.keys().copied().collect(),
+            linked: this.sessions.nodes(),
             resyncs: state
                 .joiners
                 .iter()
@@ -303,8 +309,8 @@ impl Mirror {
             region_bytes: this.leg.log.geometry().region_bytes(),
             store_silent_for: state.store_silent_since.map(|since| now.saturating_sub(since)),
             leg_error: state.leg_error,
-            is_full: this.is_full(),
-            leg_loss: this.leg.loss(),
+            is_full: state.is_full(),
+            leg_loss: state.leg_loss,
             read_errors: this.leg.recent_read_errors(state.awake_clock),
             failed_resyncs: this.failed_resyncs(),
             newer_replicas: this.newer_replicas(),
@@ -320,27 +326,26 @@ impl Mirror {
     /// Whether the leg cannot be relied on any more: its disk may have lost completed writes.
     #[must_use]
     pub fn is_leg_lost(&self) -> bool {
-        self.0.leg.is_lost()
+        self.0.is_leg_lost()
     }
 
     /// Closes the mirror: it is no member from here on, whatever the configuration says. Closes the
     /// log cleanly if nothing is in flight. Returns whether the disk has kept what was written, as
     /// far as is known.
     pub async fn close(&self) -> bool {
-        self.0.state_mut().is_closed = true;
-        self.0.on_out_of_sync();
-        let links = std::mem::take(&mut self.0.state_mut().links);
-        links.values().for_each(Link::close);
-        let lease_paths = self.0.state_mut().lease_paths.take();
-        drop(lease_paths);
+        self.0.step(|s, fx| {
+            s.is_closed = true;
+            s.on_out_of_sync(fx);
+        });
+        self.0.sessions.clear();
         self.0.timer_signal.raise();
         self.0.join_signal.raise();
         let drained = || {
-            let ended = self.0.leg.is_lost() || self.0.state().prepared.is_drained();
+            let ended = self.0.is_leg_lost() || self.0.state().prepared.is_drained();
             ended.then_some(())
         };
         self.0.signal.until(drained).await;
-        self.0.state_mut().prepared.clear();
+        self.0.step(|s, _| s.prepared.clear());
         let closed = self.0.leg.log.close().await;
         if let Err(error) = &closed {
             tracing::warn!(%error, "closing an intent log failed");

@@ -14,21 +14,16 @@ use std::time::Duration;
 use block::{Bufs, Ctx, Error, MemoryClass};
 use futures_util::future::join_all;
 use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteKind, WriteOp};
-use rt::fault_point::{self, FaultPoint};
 
 use super::Mistake;
-use super::local_writes::LocalWriteOutcome;
 use super::peer_requests::PeerAnswer;
-use super::prepared_list::OpNumber;
-use super::replica::{Nodes, Replica, is_metadata};
-use super::sequencer::ReplicationOutcome;
-use super::write::WriteOutcome;
+use super::replica::{Nodes, Replica};
+use super::state::prepared_list::OpNumber;
+use super::state::sequencer::ReplicationOutcome;
+use super::state::write::WriteOutcome;
 
 /// How long the system may take to report free space.
 const FREE_SPACE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long after a write without space the status reports the leg as full.
-const FULL_STATUS_WINDOW: Duration = Duration::from_secs(60);
 
 /// How often free space is checked meanwhile.
 const FREE_SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -62,38 +57,6 @@ enum NoSpaceDecision {
 }
 
 impl Replica {
-    /// Whether a client's write for which this leg has no space may wait for the other members.
-    /// (Metadata blocks hold a table, of which a mixture of old and new contents must not be kept.)
-    fn may_reject(&self, entry: &PreparedEntry) -> bool {
-        let has_peers =
-            !self.others().is_empty() || self.state().joiners.attached().next().is_some();
-        self.view() == entry.view
-            && has_peers
-            && !self.is_resync_target()
-            && !is_metadata(entry.range)
-    }
-
-    /// The leg has no space for a client's write. Returns whether the write waits for the other
-    /// members.
-    pub(super) fn reject_for_space(&self, entry: &PreparedEntry) -> bool {
-        let is_waiting = self.may_reject(entry)
-            && self.state_mut().prepared.mark_no_space((entry.view, entry.seq));
-        if is_waiting {
-            self.note_no_space();
-        }
-        is_waiting
-    }
-
-    /// Notes that this leg had no space for a write.
-    pub(super) fn note_no_space(&self) {
-        let now = self.awake_now();
-        let before = self.state_mut().no_space_at.replace(now);
-        if before.is_none_or(|last| now >= last + FULL_STATUS_WINDOW) {
-            tracing::warn!("this copy has no space for a write");
-        }
-        self.signal.raise();
-    }
-
     /// Clears the full state once there is room again.
     pub(super) fn check_free_space(self: &Rc<Self>) {
         let now = self.awake_now();
@@ -104,22 +67,17 @@ impl Replica {
         let this = Rc::clone(self);
         self.spawn(async move {
             if this.free_bytes().await >= this.settings.min_free_bytes {
-                this.state_mut().no_space_at = None;
-                this.signal.raise();
+                this.step(|s, fx| {
+                    s.no_space_at = None;
+                    fx.wake();
+                });
             }
         });
     }
 
     /// Whether this leg has recently had no space for a write.
     pub(super) fn is_full(&self) -> bool {
-        self.state().no_space_at.is_some_and(|last| self.awake_now() < last + FULL_STATUS_WINDOW)
-    }
-
-    /// Fails the leg if writes without space still wait for replacements, which will not come.
-    /// Returns whether this member takes part in the view.
-    pub(super) fn fail_no_space_writes(self: &Rc<Self>) -> bool {
-        let any = self.state_mut().prepared.fail_no_space();
-        !any || self.on_leg_error(Error::NoSpace)
+        self.state().is_full()
     }
 
     /// At the primary: all members have answered the write, and the `rejected_by` nodes have no
@@ -131,29 +89,26 @@ impl Replica {
     ) -> WriteOutcome {
         let zeroes = match self.decide_no_space(&entry, &rejected_by).await {
             Some(NoSpaceDecision::Reject(zeroes)) => zeroes,
-            Some(NoSpaceDecision::Keep) => return self.keep_write(&entry, &rejected_by),
+            Some(NoSpaceDecision::Keep) => {
+                return self.step(|s, fx| s.keep_write(&entry, &rejected_by, fx));
+            }
             None => return self.abandon_write(&entry),
         };
         let skip_replacement = self.settings.has_mistake(Mistake::SkipsNoSpaceReplacement);
         // No joiner is admitted before the replacements are done.
-        let joiners = self.state_mut().joiners.await_replacements();
+        let joiners = self.step(|s, _| s.joiners.await_replacements());
         let outcome = match skip_replacement {
             true => WriteOutcome::Committed,
             false => self.replace_on_all(&entry, &zeroes).await,
         };
-        self.state_mut().joiners.replacements_done(&joiners);
-        self.signal.raise();
+        self.step(|s, fx| {
+            s.joiners.replacements_done(&joiners);
+            fx.wake();
+        });
         if outcome != WriteOutcome::Committed {
             return outcome;
         }
-        self.state_mut().prepared.commit((entry.view, entry.seq));
-        fault_point::reach(FaultPoint::PrimaryCommitted);
-        let refused = LocalWriteOutcome::Failed(Error::NoSpace);
-        self.local_writes.complete_by_id(entry.write_id, refused);
-        // All members hold the same contents there: the commit may be announced.
-        let targets = self.write_targets();
-        self.state_mut().sequencer.queue_commit(entry.seq, targets);
-        self.send_pending_commits(entry.view);
+        self.step(|s, fx| s.commit_rejected(&entry, fx));
         WriteOutcome::Failed(Error::NoSpace)
     }
 
@@ -184,46 +139,9 @@ impl Replica {
         }
         // A region without a dirty bit here would not be copied to a joiner.
         keep |= !self.leg.log.is_hot(self.byte_range(entry.range));
-        // A joiner whose admission is pending must not differ. If the put has been sent, it may be
-        // a member that has applied the write.
-        let proposed: Vec<_> =
-            self.state().joiners.iter().filter(|(_, j)| j.admission_proposed).collect();
-        proposed.into_iter().for_each(|(node, _)| self.drop_joiner(node));
-        keep |= self.state().joiners.iter().any(|(_, joiner)| joiner.admission_proposed);
+        // A joiner whose admission is pending must not differ.
+        keep |= self.step(|s, fx| s.cancel_admissions(fx));
         Some(if keep { NoSpaceDecision::Keep } else { NoSpaceDecision::Reject(zeroes) })
-    }
-
-    /// The other nodes that apply what this primary orders.
-    fn write_targets(&self) -> Nodes {
-        let mut nodes = self.others();
-        nodes.extend(self.state().joiners.attached());
-        nodes
-    }
-
-    /// Members without space for the write leave, because others have it and room for more.
-    fn keep_write(self: &Rc<Self>, entry: &PreparedEntry, rejected_by: &Nodes) -> WriteOutcome {
-        let PreparedEntry { view, seq, .. } = *entry;
-        for link in self.open_links(rejected_by.iter().copied()) {
-            link.send(Message::NoSpace { view, seq });
-        }
-        if self.others().is_empty() && self.state().membership.pending_admission().is_none() {
-            // The copy of the last member is the volume.
-            return self.fail_if_sole_member((view, seq), Error::NoSpace);
-        }
-        if rejected_by.contains(&self.me) {
-            self.fail_no_space_writes();
-        }
-        WriteOutcome::ViewEnded
-    }
-
-    /// The leg of a primary has failed a write, or its replacement. Joiners of a sole member begin
-    /// again.
-    fn fail_if_sole_member(self: &Rc<Self>, op_number: OpNumber, e: Error) -> WriteOutcome {
-        if !self.on_leg_error(e) {
-            return WriteOutcome::ViewEnded;
-        }
-        self.state_mut().prepared.commit(op_number);
-        WriteOutcome::Failed(e)
     }
 
     /// Makes all members and joiners write the same to the range of a write: the contents at this
@@ -233,39 +151,32 @@ impl Replica {
         entry: &PreparedEntry,
         zeroes: &[(u64, u64)],
     ) -> WriteOutcome {
-        let PreparedEntry { view, seq, write_id, range, .. } = *entry;
+        let PreparedEntry { view, seq, range, .. } = *entry;
         let op_number = (view, seq);
         // From here on this member cannot drain for another view until the replacement is applied.
-        let begun = self.state_mut().prepared.begin_replacement(entry);
+        let begun = self.step(|s, _| s.prepared.begin_replacement(entry));
         if !begun {
             return WriteOutcome::ViewEnded;
         }
         let (op, ctx) = match self.replacement(entry, zeroes).await {
             Ok(replacement) if !self.is_view_over(view) => replacement,
-            Err(e) if !self.is_view_over(view) => return self.on_replacement_failed(op_number, e),
+            Err(e) if !self.is_view_over(view) => return self.fail_replacement(op_number, e),
             _ => {
-                self.state_mut().prepared.mark_applied(op_number);
+                self.step(|s, _| s.prepared.mark_applied(op_number));
                 return self.abandon_write(entry);
             }
         };
-        let all = self.write_targets().into_iter().chain([self.me]);
-        let now = self.awake_now();
-        self.state_mut().sequencer.track_copy(seq, all, now);
-        for link in self.open_links(self.write_targets()) {
-            let op = op.clone();
-            link.send(Message::Write { view, seq, write_id, is_copy: true, op });
-            fault_point::reach_when_sent(FaultPoint::PrimaryOpSent);
-        }
+        self.step(|s, fx| s.order_replacement(entry, &op, fx));
         let bytes = self.byte_range(range);
         if let Err(e) = self.leg.apply_thin(&op, bytes, &ctx, self.awake_now()).await {
-            return self.on_replacement_failed(op_number, e);
+            return self.fail_replacement(op_number, e);
         }
         drop((op, ctx));
         self.state_mut().prepared.mark_applied(op_number);
         if self.is_view_over(view) {
             return self.abandon_write(entry);
         }
-        self.on_applied(view, seq, self.me);
+        self.step(|s, fx| s.on_applied(view, seq, self.me, fx));
         let all = self.replication_outcome(seq);
         match self.signal.unless(|| self.is_view_over(view), all).await {
             Some(ReplicationOutcome::Committed) => WriteOutcome::Committed,
@@ -276,10 +187,14 @@ impl Replica {
 
     /// Stops waiting for the write: the next view reconciles its range. There will be one, whether
     /// clients are still rejected or not.
-    fn abandon_write(&self, entry: &PreparedEntry) -> WriteOutcome {
-        self.abandon_view(entry.view);
-        self.signal.raise();
+    fn abandon_write(self: &Rc<Self>, entry: &PreparedEntry) -> WriteOutcome {
+        self.step(|s, fx| s.abandon_view(entry.view, fx));
         WriteOutcome::ViewEnded
+    }
+
+    /// The leg failed even a write that needs no space.
+    fn fail_replacement(self: &Rc<Self>, op_number: OpNumber, e: Error) -> WriteOutcome {
+        self.step(|s, fx| s.on_replacement_failed(op_number, e, fx))
     }
 
     /// The replacement of a rejected write, and memory to apply it.
@@ -306,20 +221,6 @@ impl Replica {
             data.append(part);
         }
         Ok((WriteOp { range, kind, fua: false, data }, ctx))
-    }
-
-    /// The leg failed even a write that needs no space.
-    fn on_replacement_failed(self: &Rc<Self>, op_number: OpNumber, e: Error) -> WriteOutcome {
-        self.state_mut().prepared.mark_failed(op_number, e);
-        if self.view() == op_number.0 {
-            self.state_mut().sequencer.forget(op_number.1);
-        }
-        self.fail_if_sole_member(op_number, e)
-    }
-
-    /// Whether work begun in `view` cannot complete in it any more, or no client waits for it.
-    fn is_view_over(&self, view: View) -> bool {
-        self.view() != view || self.rejects_clients()
     }
 
     /// Free bytes for this replica, less the writes in flight.
@@ -373,52 +274,6 @@ impl Replica {
             (range.at.0 + (bytes.start / block) as u64, (bytes.len() / block) as u64)
         };
         Ok(zeroes.map(|(part, _)| blocks(part)).collect())
-    }
-
-    /// The primary has sent the replacement of a rejected write.
-    pub(super) fn on_replacement(
-        self: &Rc<Self>,
-        from: Link,
-        entry: PreparedEntry,
-        op: WriteOp,
-        ctx: Ctx,
-    ) {
-        let begun = self.state_mut().prepared.begin_replacement(&entry);
-        if !begun {
-            tracing::error!(
-                node = from.node().0,
-                "a replacement arrived for a write that does not wait for one"
-            );
-            return;
-        }
-        let this = Rc::clone(self);
-        self.spawn_eager(async move {
-            let (op_number, bytes) = ((entry.view, entry.seq), this.byte_range(entry.range));
-            let applied = this.leg.apply_thin(&op, bytes, &ctx, this.awake_now()).await;
-            drop((op, ctx));
-            if let Err(e) = applied {
-                this.on_replacement_failed(op_number, e);
-                return;
-            }
-            this.state_mut().prepared.mark_applied(op_number);
-            fault_point::reach(FaultPoint::MemberLegApplied);
-            if this.view() == entry.view {
-                from.send(Message::Applied { view: entry.view, seq: entry.seq });
-            } else {
-                this.signal.raise();
-            }
-        });
-    }
-
-    /// A member has no space for a write; or this member has none for a write that others keep.
-    pub(super) fn on_no_space(self: &Rc<Self>, from: NodeId, view: View, seq: Seq) {
-        if self.is_primary() {
-            self.state_mut().sequencer.reject(seq, from);
-        } else if self.primary() == Some(from)
-            && self.state().prepared.status((view, seq)).is_some_and(|status| status.no_space)
-        {
-            self.fail_no_space_writes();
-        }
     }
 }
 

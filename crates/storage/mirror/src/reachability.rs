@@ -51,7 +51,7 @@ impl LastHeard {
 
 /// Pairs of members that do not reach each other, and when that was last reported, by the awake
 /// clock.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct UnreachablePairs(BTreeMap<(NodeId, NodeId), Duration>);
 
 impl UnreachablePairs {
@@ -78,25 +78,36 @@ impl UnreachablePairs {
     }
 }
 
-impl Replica {
+impl ReplicaState {
     /// Notes a message over the session with `node`, or a new session.
-    pub(super) fn note_session_message(&self, node: NodeId) {
-        let heard = LastHeard { session_at: self.awake_now(), lease_messages: 0 };
-        self.state_mut().last_heard.insert(node, heard);
+    pub(super) fn note_session_message(&mut self, node: NodeId) {
+        let heard = LastHeard { session_at: self.awake_clock, lease_messages: 0 };
+        self.last_heard.insert(node, heard);
     }
 
     /// Notes a lease message over another path.
-    pub(super) fn note_lease_message(&self, node: NodeId) {
-        self.state_mut().last_heard.entry(node).or_default().lease_messages += 1;
+    pub(super) fn note_lease_message(&mut self, node: NodeId) {
+        self.last_heard.entry(node).or_default().lease_messages += 1;
     }
 
+    /// A member does not reach another one.
+    pub(super) fn on_peer_unreachable(&mut self, from: NodeId, node: NodeId) {
+        let others = self.others();
+        if self.is_primary() && from != node && others.contains(&from) && others.contains(&node) {
+            self.unreachable_pairs.record(from, node, self.awake_clock);
+        }
+    }
+}
+
+impl Replica {
     /// Closes silent sessions whose nodes are alive.
     pub(super) fn close_silent_sessions(&self) {
         let state = self.state();
         let silent = |node| {
             state.last_heard.get(&node).is_some_and(|h| h.is_session_silent(state.awake_clock))
         };
-        for link in state.links.values().filter(|l| !l.is_closed() && silent(l.node())) {
+        let links = self.sessions.links();
+        for link in links.iter().filter(|l| !l.is_closed() && silent(l.node())) {
             tracing::warn!(node = link.node().0, "a session is silent although its node is alive");
             link.close();
         }
@@ -119,15 +130,6 @@ impl Replica {
             if node != primary.node() && others.contains(&node) {
                 primary.send(Message::PeerUnreachable { view, node });
             }
-        }
-    }
-
-    /// A member does not reach another one.
-    pub(super) fn on_peer_unreachable(&self, from: NodeId, node: NodeId) {
-        let others = self.others();
-        if self.is_primary() && from != node && others.contains(&from) && others.contains(&node) {
-            let now = self.awake_now();
-            self.state_mut().unreachable_pairs.record(from, node, now);
         }
     }
 

@@ -174,17 +174,6 @@ impl Replica {
         }
     }
 
-    /// Asks the primary to send the commits of overlapping writes now.
-    fn request_commits(&self, range: Blocks) {
-        if self.is_primary() {
-            return;
-        }
-        let Some(link) = self.primary_link() else { return };
-        for (view, seq) in self.state().prepared.overlapping(range) {
-            link.send(Message::RequestCommit { view, seq });
-        }
-    }
-
     /// Reads the range from another member. `None` if none can read it, or the view ends.
     pub(super) async fn fetch_from_any(
         self: &Rc<Self>,

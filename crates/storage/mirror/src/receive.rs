@@ -5,25 +5,22 @@ use std::rc::Rc;
 use block::{Ctx, Error, RequestError};
 use intent_log::ExportedBitmap;
 use peer::{
-    CompareAndWriteOutcome, Link, Message, NodeId, PreparedEntry, ReceivedMessage, Role, View,
-    WriteId, WriteKind, WriteOp,
+    CompareAndWriteOutcome, Link, Message, NodeId, PreparedEntry, ReceivedMessage, View, WriteId,
+    WriteKind, WriteOp,
 };
 
-use super::config::MirrorConfig;
-use super::join::{AttemptEnd, JoinBackoff};
-use super::local_writes::LocalWriteOutcome;
-use super::membership::{Event, MembershipMessage};
 use super::no_space::NoSpaceReport;
 use super::peer_requests::PeerAnswer;
 use super::replica::Replica;
 use super::session_handler::is_lease_message;
+use super::state::local_writes::LocalWriteOutcome;
 
 impl Replica {
     /// Handles a message of the session of `link`. A message of a view that has not begun here
     /// waits for it, and so does its lane; dropping the future drops the message.
     pub(super) async fn receive(self: &Rc<Self>, link: Link, received: ReceivedMessage) {
         let ReceivedMessage { message, ctx } = received;
-        self.note_session_message(link.node());
+        self.state_mut().note_session_message(link.node());
         if let Some(view) = payload_view(&message)
             && view > self.view()
         {
@@ -44,16 +41,16 @@ impl Replica {
             | Message::NewerEpoch { .. }
             | Message::RevokeLease { .. }
             | Message::LeaseRevoked { .. }
-            | Message::StartViewChange { .. } => self.on_membership_message(from, message),
-            Message::DoViewChange { view, entries } => self.on_do_view_change(from, view, entries),
+            | Message::StartViewChange { .. } => {
+                self.step(|s, fx| s.on_membership_message(from, message, fx));
+            }
+            Message::DoViewChange { view, entries } => {
+                self.step(|s, fx| s.on_do_view_change(from, view, entries, fx));
+            }
             Message::StartView { view, last_seq, committed } => {
-                self.on_start_view(from, view, last_seq, committed);
+                self.step(|s, fx| s.on_start_view(from, view, last_seq, committed, fx));
             }
-            Message::Rejoin { .. } => {
-                self.end_join_attempt(AttemptEnd::Superseded);
-                self.update_join_backoff(JoinBackoff::after_invitation);
-                self.request_join();
-            }
+            Message::Rejoin { .. } => self.step(|s, fx| s.on_rejoin(fx)),
             Message::Join {
                 incarnation,
                 epoch,
@@ -70,12 +67,12 @@ impl Replica {
                 self.spawn(Rc::clone(self).serve_fetch(link, view, request, range));
             }
             Message::JoinAccepted { view, incarnation, generations } => {
-                self.on_join_accepted(from, view, incarnation, generations);
+                self.step(|s, fx| s.on_join_accepted(from, view, incarnation, generations, fx));
             }
-            Message::JoinAborted { incarnation } => {
-                self.on_join_aborted(incarnation);
-                self.drop_joiner_attempt(from, incarnation);
-            }
+            Message::JoinAborted { incarnation } => self.step(|s, fx| {
+                s.on_join_aborted(incarnation);
+                s.drop_joiner_attempt(from, incarnation, fx);
+            }),
             message => self.dispatch_in_view(link, message, ctx),
         }
     }
@@ -91,22 +88,23 @@ impl Replica {
             Message::Write { seq, write_id, is_copy, op, .. } => {
                 let (Some(ctx), true) = (ctx, self.is_valid_op(&op)) else { return };
                 let (range, kind, fua) = (op.range, op.kind, op.fua);
-                let is_member = self.state().membership.role() == Role::Member;
-                if is_member && self.primary() == Some(from) || self.is_join_view(from, view) {
-                    let entry = PreparedEntry { view, seq, write_id, range, kind, fua };
-                    self.on_write(link, entry, is_copy, op, ctx);
-                }
+                let entry = PreparedEntry { view, seq, write_id, range, kind, fua };
+                self.step(|s, fx| s.on_write(from, entry, is_copy, (op, ctx), fx));
             }
-            Message::OpAssigned { number, seq, .. } => self.on_op_assigned(from, view, number, seq),
-            Message::PeersApplied { number, .. } => self.on_peers_applied(number),
+            Message::OpAssigned { number, seq, .. } => {
+                self.step(|s, fx| s.on_op_assigned(from, view, number, seq, fx));
+            }
+            Message::PeersApplied { number, .. } => {
+                self.step(|s, fx| s.on_peers_applied(number, fx));
+            }
             Message::RetryRequest { number, .. } => {
-                self.local_writes.complete(number, LocalWriteOutcome::RetryWithNewStamp);
+                self.step(|s, _| s.answer(number, LocalWriteOutcome::RetryWithNewStamp));
             }
             Message::CompareAndWriteResult { number, outcome, .. } => {
-                self.local_writes.complete(number, LocalWriteOutcome::CompareAndWrite(outcome));
+                self.step(|s, _| s.answer(number, LocalWriteOutcome::CompareAndWrite(outcome)));
             }
-            Message::Applied { seq, .. } => self.on_applied(view, seq, from),
-            Message::NoSpace { seq, .. } => self.on_no_space(from, view, seq),
+            Message::Applied { seq, .. } => self.step(|s, fx| s.on_applied(view, seq, from, fx)),
+            Message::NoSpace { seq, .. } => self.step(|s, fx| s.on_no_space(from, view, seq, fx)),
             Message::NoSpaceQuery { request, seq, .. } => {
                 self.spawn(Rc::clone(self).serve_no_space_query(link, view, request, seq));
             }
@@ -115,7 +113,7 @@ impl Replica {
                 self.peer_requests.complete(request, from, PeerAnswer::NoSpace(report));
             }
             Message::Commit { seqs, .. } => {
-                seqs.into_iter().for_each(|seq| self.commit_entry(view, seq));
+                self.step(|s, _| seqs.into_iter().for_each(|seq| s.commit_entry(view, seq)));
             }
             Message::RequestCommit { .. } => self.send_pending_commits(view),
             Message::Flush { request, generation, .. } => {
@@ -137,7 +135,9 @@ impl Replica {
                 self.on_clear_regions(view, request, &regions);
             }
             Message::IdleDirtyRegions { regions, .. } => self.on_idle_dirty(regions),
-            Message::PeerUnreachable { node, .. } => self.on_peer_unreachable(from, node),
+            Message::PeerUnreachable { node, .. } => {
+                self.step(|s, _| s.on_peer_unreachable(from, node));
+            }
             Message::Digest { request, range, .. } => {
                 self.spawn(Rc::clone(self).serve_digest(link, view, request, range));
             }
@@ -151,48 +151,11 @@ impl Replica {
     /// Handles a message of a lease connection.
     pub(super) fn on_lease_message(self: &Rc<Self>, from: NodeId, message: Message) {
         if is_lease_message(&message) {
-            self.note_lease_message(from);
-            self.on_membership_message(from, message);
+            self.step(|s, fx| {
+                s.note_lease_message(from);
+                s.on_membership_message(from, message, fx);
+            });
         }
-    }
-
-    /// Passes a message to the membership state machine.
-    fn on_membership_message(self: &Rc<Self>, from: NodeId, message: Message) {
-        if self.state().lease_dedup.is_duplicate(from, &message) {
-            return;
-        }
-        self.state_mut().lease_dedup.note_received(from, &message);
-        let message = match message {
-            Message::ReplicaReport(report) => MembershipMessage::ReplicaReport(report),
-            Message::LeaseRequest { epoch, incarnation, stamp } => {
-                let now = self.core.now();
-                self.state_mut().lease_requests.entry(from).or_default().record(
-                    incarnation,
-                    stamp,
-                    now,
-                );
-                MembershipMessage::LeaseRequest { epoch, incarnation, stamp }
-            }
-            Message::LeaseGrant { epoch, incarnation, stamp } => {
-                MembershipMessage::LeaseGrant { epoch, incarnation, stamp }
-            }
-            Message::NewerEpoch { epoch } => MembershipMessage::NewerEpoch(epoch),
-            Message::RevokeLease { view, incarnation } => {
-                MembershipMessage::RevokeLease { view, incarnation }
-            }
-            Message::LeaseRevoked { view, incarnation } => {
-                MembershipMessage::LeaseRevoked { view, incarnation }
-            }
-            Message::StartViewChange { view, config } => match MirrorConfig::parse(&config) {
-                Ok(config) => MembershipMessage::StartViewChange { view, config },
-                Err(error) => {
-                    tracing::error!(%error, node = from.0, "a view change carries an invalid configuration");
-                    return;
-                }
-            },
-            _ => return,
-        };
-        self.handle_event(Event::Received(from, message));
     }
 
     /// Handles a write or compare-and-write that the primary is to order.
@@ -203,15 +166,8 @@ impl Replica {
             | Message::CompareAndWrite { view, number, stamp, .. } => (*view, *number, *stamp),
             _ => return,
         };
-        let (Some(ctx), true) = (ctx, self.is_primary()) else { return };
-        if self.active_view() != Some(view) || !self.others().contains(&from) {
-            return;
-        }
-        let (now, lease) = (self.core.now(), self.settings.leases.lease());
-        let is_fresh =
-            self.state().lease_requests.get(&from).is_some_and(|s| s.is_fresh(stamp, now, lease));
-        if !is_fresh {
-            link.send(Message::RetryRequest { view, number });
+        let Some(ctx) = ctx else { return };
+        if !self.step(|s, fx| s.accepts_request(from, view, (number, stamp), fx)) {
             return;
         }
         let write_id = WriteId { origin: from, number };
@@ -247,7 +203,7 @@ impl Replica {
 }
 
 /// The view that a message with payload waits for.
-fn payload_view(message: &Message) -> Option<View> {
+pub(super) fn payload_view(message: &Message) -> Option<View> {
     match message {
         Message::Write { view, .. }
         | Message::WriteRequest { view, .. }
@@ -257,7 +213,7 @@ fn payload_view(message: &Message) -> Option<View> {
 }
 
 /// The view to which a message belongs.
-fn view_of(message: &Message) -> Option<View> {
+pub(super) fn view_of(message: &Message) -> Option<View> {
     match message {
         Message::WriteRequest { view, .. }
         | Message::OpAssigned { view, .. }

@@ -12,22 +12,24 @@ use std::time::Duration;
 use block::{
     Account, Blocks, Ctx, Epoch, Error, METADATA_LBA, MemoryClass, MetadataObserver, RangeLocks,
 };
-use intent_log::{FlushStamp, Region, RegionGuard};
-use peer::{ClockStamp, Incarnation, Link, Message, NodeId, Role, View};
+use intent_log::{FlushStamp, Region};
+use peer::{ClockStamp, Incarnation, Link, Message, NodeId, View};
 use rt::Core;
+use rt::fault_point;
 use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
+use super::MirrorSettings;
 use super::join::{JoinAttempt, JoinBackoff};
 use super::leg::Leg;
-use super::local_writes::LocalWrites;
 use super::membership_driver::DynConfigStore;
 use super::no_space::FreeSpace;
 use super::peer_requests::PeerRequests;
+use super::sessions::Sessions;
 use super::signal::Signal;
 use super::state::ReplicaState;
-use super::{MirrorSettings, Mistake};
+use super::state::effects::{Effect, Effects, Wakes};
 
 /// One replica on its core. The parts of the mirror are methods of this, one file each.
 pub(super) struct Replica {
@@ -35,13 +37,12 @@ pub(super) struct Replica {
     pub(super) core: Core,
     pub(super) settings: MirrorSettings,
     pub(super) account: Account,
-    pub(super) leg: Leg,
+    pub(super) leg: Rc<Leg>,
     /// Is told of changes of the metadata blocks.
     pub(super) metadata_observer: Rc<dyn MetadataObserver>,
-    /// Locks on ranges of the leg (the second table of RFD 0010, 4.1). At the primary their order
-    /// is the order of all writes.
+    /// Those of the state.
     pub(super) range_locks: Rc<RangeLocks>,
-    pub(super) local_writes: Rc<LocalWrites>,
+    pub(super) sessions: Sessions,
     pub(super) peer_requests: PeerRequests,
     /// Permits to resync, shared by the primaries of a node.
     pub(super) resync_permits: Arc<Semaphore>,
@@ -56,18 +57,16 @@ pub(super) struct Replica {
     pub(super) join_signal: Signal,
     /// Raised when the view, the role, the lease or a link changes.
     pub(super) signal: Signal,
-    /// Read with [`Self::state`], changed with [`Self::state_mut`].
+    pub(super) effects: RefCell<Effects>,
+    /// Read with [`Self::state`], changed with [`Self::step`].
     pub(super) state: RefCell<ReplicaState>,
 }
 
 /// Some nodes of a volume; three at most have a replica.
 pub(super) type Nodes = SmallVec<[NodeId; 4]>;
 
-/// The lease connections to a node, besides its session.
-pub(super) type LeasePaths = Rc<dyn Fn(NodeId) -> Vec<Link>>;
-
 /// When the latest lease requests of one member arrived.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct RecentLeaseRequests {
     /// The incarnation whose clock the stamps are of.
     incarnation: Incarnation,
@@ -96,7 +95,7 @@ impl RecentLeaseRequests {
 }
 
 /// The latest lease messages from and to each node.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LeaseDedup {
     /// The requests that were granted here.
     granted: BTreeMap<NodeId, LeaseRequestKey>,
@@ -149,9 +148,67 @@ impl Replica {
         self.state.borrow()
     }
 
-    /// Changes the state. The guard must not be kept while anything else of the replica is called.
+    /// Changes what decides nothing. The guard must not be kept while anything else of the replica
+    /// is called.
     pub(super) fn state_mut(&self) -> RefMut<'_, ReplicaState> {
         self.state.borrow_mut()
+    }
+
+    /// Makes a step: changes the state, and carries out the effects of that. A step that is made
+    /// while effects are carried out adds its own behind them.
+    pub(super) fn step<T>(
+        self: &Rc<Self>,
+        change: impl FnOnce(&mut ReplicaState, &mut Effects) -> T,
+    ) -> T {
+        let now = self.core.now();
+        let (result, wakes, runs) = {
+            let (state, effects) = (&mut *self.state_mut(), &mut *self.effects.borrow_mut());
+            state.now = now;
+            let result = change(state, effects);
+            (result, effects.take_wakes(), effects.begin())
+        };
+        self.wake(wakes);
+        while runs {
+            // The queue is not borrowed while an effect is carried out.
+            let next = self.effects.borrow_mut().next();
+            let Some(effect) = next else { break };
+            self.carry_out(effect);
+        }
+        result
+    }
+
+    fn wake(&self, wakes: Wakes) {
+        for (is_due, signal) in [
+            (wakes.timer, &self.timer_signal),
+            (wakes.lease, &self.lease_signal),
+            (wakes.changed, &self.signal),
+            (wakes.join, &self.join_signal),
+        ] {
+            if is_due {
+                signal.raise();
+            }
+        }
+    }
+
+    fn carry_out(self: &Rc<Self>, effect: Effect) {
+        match effect {
+            Effect::Send(node, message) => self.sessions.send(node, message),
+            Effect::SendLease(node, message) => self.sessions.send_lease(node, message),
+            Effect::CloseSessions => self.sessions.close_all(),
+            Effect::Apply(apply) => self.spawn_eager(Rc::clone(self).apply_prepared(apply)),
+            Effect::Replace(apply) => self.spawn_eager(Rc::clone(self).apply_replacement(apply)),
+            Effect::ReadConfig => self.spawn(Rc::clone(self).read_config()),
+            Effect::PutConfig(put) => self.spawn(Rc::clone(self).put_config(put)),
+            Effect::PrepareView(view, config) => {
+                self.spawn(Rc::clone(self).prepare_view(view, config));
+            }
+            Effect::Reconcile(view) => self.spawn(Rc::clone(self).run_reconciliation(view)),
+            Effect::SendCommitsLater(view) => {
+                self.spawn(Rc::clone(self).send_commits_later(view));
+            }
+            Effect::Reach(point) => fault_point::reach(point),
+            Effect::ReachWhenSent(point) => fault_point::reach_when_sent(point),
+        }
     }
 
     /// The view whose messages are accepted.
@@ -179,12 +236,6 @@ impl Replica {
         self.state().join_backoff
     }
 
-    /// Replaces the state of its join attempts.
-    pub(super) fn update_join_backoff(&self, update: impl FnOnce(JoinBackoff) -> JoinBackoff) {
-        let state = &mut *self.state_mut();
-        state.join_backoff = update(state.join_backoff);
-    }
-
     /// Whether it has been closed.
     pub(super) fn is_closed(&self) -> bool {
         self.state().is_closed
@@ -195,15 +246,9 @@ impl Replica {
         self.state().holds_commands
     }
 
-    /// The bytes of the volume for which the range is marked dirty. Metadata blocks are marked with
-    /// the first block of the volume.
+    /// The bytes of the volume for which the range is marked dirty.
     pub(super) fn byte_range(&self, range: Blocks) -> Range<u64> {
-        let block = u64::from(self.leg.dev.info().block_size);
-        if is_metadata(range) {
-            return 0..block;
-        }
-        let end = range.at.0.saturating_add(range.count);
-        range.at.0.saturating_mul(block)..end.saturating_mul(block)
+        self.state().byte_range(range)
     }
 
     /// Length of the range in bytes.
@@ -225,7 +270,7 @@ impl Replica {
 
     /// The link to `node`, while there is a session.
     pub(super) fn link(&self, node: NodeId) -> Option<Link> {
-        self.state().links.get(&node).filter(|link| !link.is_closed()).cloned()
+        self.sessions.link(node)
     }
 
     /// The link to the primary, while there is a session.
@@ -243,43 +288,27 @@ impl Replica {
 
     /// The other members.
     pub(super) fn others(&self) -> Nodes {
-        let state = self.state();
-        let member = &state.membership;
-        member.config().into_iter().flat_map(|r| r.others(self.me)).map(|m| m.node).collect()
+        self.state().others()
     }
 
     /// The node of the primary.
     pub(super) fn primary(&self) -> Option<NodeId> {
-        self.state().membership.primary()
+        self.state().primary()
     }
 
     /// Whether this is the primary of the present view.
     pub(super) fn is_primary(&self) -> bool {
-        self.state().membership.is_primary()
+        self.state().is_primary()
     }
 
     /// Whether this replica is known not to be a member.
     pub(super) fn is_out_of_sync(&self) -> bool {
-        matches!(self.state().membership.role(), Role::OutOfSync | Role::Restarted)
-    }
-
-    /// The replicas that are not members.
-    pub(super) fn out_of_sync_replicas(&self) -> Vec<NodeId> {
-        let state = self.state();
-        let member = &state.membership;
-        let Some(config) = member.config() else { return Vec::new() };
-        let nodes = config.replicas.iter().map(|r| r.node);
-        nodes.filter(|node| config.member(*node).is_none()).collect()
+        self.state().is_out_of_sync()
     }
 
     /// The image on `node`.
     pub(super) fn image_of(&self, node: NodeId) -> Option<Uuid> {
-        self.state().membership.config().and_then(|r| r.image(node))
-    }
-
-    /// Whether writes in the present view wait for `node`.
-    pub(super) fn is_required(&self, node: NodeId) -> bool {
-        self.others().contains(&node) || self.state().joiners.current(node).is_some()
+        self.state().image_of(node)
     }
 
     /// Largest operation with data, in bytes.
@@ -301,11 +330,6 @@ impl Replica {
         regions
     }
 
-    /// Guards the regions of a range while an operation uses them.
-    pub(super) fn guard_regions(&self, range: Blocks) -> RegionGuard {
-        self.leg.log.begin_op(self.byte_range(range))
-    }
-
     /// The clock stamp of the latest lease request that `node` has granted.
     pub(super) fn granted_stamp(&self, node: NodeId) -> ClockStamp {
         self.state().membership.last_granted_stamp(node).unwrap_or_default()
@@ -321,18 +345,10 @@ impl Replica {
 
     /// The present view, if this member serves in it now.
     pub(super) fn serving_view(&self) -> Option<View> {
-        let view = self.compute_serving_view();
-        self.state_mut().was_serving = view.is_some();
-        view
-    }
-
-    fn compute_serving_view(&self) -> Option<View> {
-        let state = self.state();
-        let member = &state.membership;
-        let view = member.view().filter(|view| *view == self.view() && !self.is_closed())?;
-        let has_lease =
-            member.may_serve(self.core.now()) || self.settings.has_mistake(Mistake::IgnoresLeases);
-        (self.active_view() == Some(view) && has_lease).then_some(view)
+        let now = self.core.now();
+        let state = &mut *self.state_mut();
+        state.now = now;
+        state.serving_view()
     }
 
     /// Waits until this member serves (RFD 0010, 4.9).
@@ -348,7 +364,7 @@ impl Replica {
             if ctx.is_aborted() {
                 return Some(Err(Error::Aborted));
             }
-            if self.is_closed() || self.leg.is_lost() || self.is_out_of_sync() {
+            if self.is_closed() || self.is_leg_lost() || self.is_out_of_sync() {
                 return Some(Err(Error::Fenced));
             }
             let rejected = || (!self.holds_commands()).then_some(Err(Error::Fenced));
@@ -363,36 +379,14 @@ impl Replica {
         !self.holds_commands() && self.serving_view().is_none()
     }
 
-    /// Ends the commands of waiting clients. Their writes may still be applied, so the sessions end
-    /// too: the next view reconciles those writes, and no client repeats them. An out-of-sync
-    /// replica has done so already, and needs its sessions to join.
-    pub(super) fn reject_clients(&self) {
-        if self.serving_view().is_none() {
-            self.close_sessions();
-        }
+    /// Whether work begun in `view` cannot complete in it any more, or no client waits for it.
+    pub(super) fn is_view_over(&self, view: View) -> bool {
+        self.view() != view || self.rejects_clients()
     }
 
-    fn close_sessions(&self) {
-        if !self.is_out_of_sync() {
-            self.state().links.values().for_each(Link::close);
-            self.local_writes.fence();
-            self.state_mut().sequencer.abandon_writes();
-            self.signal.raise();
-        }
-    }
-
-    /// A write that holds a range was abandoned in `view` because clients were rejected. If the
-    /// lease came back at once, the view would go on and the range would stay locked; so the
-    /// sessions end all the same.
-    pub(super) fn abandon_view(&self, view: View) {
-        if self.view() == view {
-            self.close_sessions();
-        }
-    }
-
-    /// Notes that a request was sent to the store.
-    pub(super) fn note_store_request(&self) {
-        self.state_mut().store_silent_since.get_or_insert(self.core.now());
+    /// Whether the leg was given up.
+    pub(super) fn is_leg_lost(&self) -> bool {
+        self.state().leg_loss.is_some()
     }
 
     /// Waits for `wait`; `None` if `view` ends first.
@@ -442,7 +436,7 @@ impl fmt::Debug for Replica {
             .field("view", &self.view())
             .field("opened", &self.active_view())
             .field("entries", &self.state().prepared.sorted_entries())
-            .field("own", &self.local_writes)
+            .field("own", &self.state().local_writes)
             .field("order", &self.state().sequencer)
             .field("requests", &self.peer_requests)
             .field("joiners", &self.state().joiners)

@@ -12,11 +12,11 @@ use rt::fault_point::{self, FaultPoint};
 
 use super::bitmap_clearing::send_clear_regions;
 use super::config::InSyncMember as Listed;
-use super::joiners::{Joiner, UnreadableData};
 use super::membership::Event;
 use super::no_space::is_zero;
 use super::replica::{Replica, is_metadata};
-use super::sequencer::ReplicationOutcome;
+use super::state::joiners::{Joiner, UnreadableData};
+use super::state::sequencer::ReplicationOutcome;
 
 /// Most bytes copied in one chunk.
 const CHUNK_BYTES: u64 = 256 * 1024;
@@ -79,54 +79,24 @@ impl Replica {
         epoch: Epoch,
         state: (PeerGenerations, ExportedBitmap),
     ) {
-        let is_listed = {
-            let state = self.state();
-            let config = state.membership.config();
-            config.is_some_and(|r| r.epoch == epoch && r.image(node).is_some())
-        };
-        let Some(view) = self.serving_view().filter(|_| is_listed && self.is_primary()) else {
-            return;
-        };
-        if self.state().joiners.current(node).is_some_and(|j| j.admission_proposed) {
-            return;
-        }
-        self.drop_joiner(node);
-        self.state_mut().join_requests.insert(node, incarnation);
+        let Some(view) = self.step(|s, fx| s.on_join(node, incarnation, epoch, fx)) else { return };
         let attempt = ResyncAttempt { view, node, incarnation };
         let this = Rc::clone(self);
         self.spawn(async move {
             if let Err(reason) = this.resync(attempt, state).await {
                 tracing::info!(node = node.0, why = reason, "a resync has ended");
-                this.drop_joiner_attempt(node, incarnation);
-                this.state_mut().joiners.set_failure(node, reason);
+                this.step(|s, fx| {
+                    s.drop_joiner_attempt(node, incarnation, fx);
+                    s.joiners.set_failure(node, reason);
+                });
             }
         });
     }
 
-    /// Ends the attempt of `node`: no write waits for it any more.
-    pub(super) fn drop_joiner(self: &Rc<Self>, node: NodeId) {
-        let admitting = self.state().membership.pending_admission().is_some_and(|m| m.node == node);
-        let proposed = self.state().joiners.current(node).is_some_and(|j| j.admission_proposed);
-        if proposed && !admitting {
-            // The put has not been sent yet, and is not to be.
-            self.state_mut().joiners.clear_admission_proposed(node);
-            self.handle_event(Event::CancelAdmission(node));
-        }
-        let detached = self.state_mut().joiners.detach(node);
-        let Some(joiner) = detached else { return };
-        if let Some(link) = self.link(node) {
-            link.send(Message::JoinAborted { incarnation: joiner.incarnation });
-        }
-        let view = self.view();
-        let unacknowledged = self.state().sequencer.unacknowledged_by(node);
-        unacknowledged.into_iter().for_each(|seq| self.on_applied(view, seq, node));
-        self.signal.raise();
-    }
-
     /// The out-of-sync replicas whose last resync failed, and why.
     pub(super) fn failed_resyncs(&self) -> Vec<(NodeId, &'static str)> {
-        let out_of_sync = self.out_of_sync_replicas();
         let state = self.state();
+        let out_of_sync = state.out_of_sync_replicas();
         out_of_sync
             .into_iter()
             .filter_map(|node| Some((node, state.joiners.last_failure(node)?)))
@@ -152,12 +122,10 @@ impl Replica {
         if self.state().join_requests.get(&node) != Some(&incarnation) {
             return Err("it has sent a new join request");
         }
-        self.state_mut().joiners.attach(node, incarnation);
         // From here on every write goes there too; earlier writes have marked their regions dirty.
         let regions = self.leg.log.dirty_regions(image);
-        if let Some(joiner) = self.state_mut().joiners.get(node, incarnation) {
-            joiner.total_bytes = regions.len() as u64 * self.leg.log.geometry().region_bytes();
-        }
+        let bytes = regions.len() as u64 * self.leg.log.geometry().region_bytes();
+        self.step(|s, _| s.joiners.attach(node, incarnation, bytes));
         tracing::info!(node = node.0, regions = regions.len(), %view, "a resync begins");
         let other_images = self.leg.log.generations().into_iter().filter(|(of, _)| *of != image);
         let generations = other_images.map(|(of, shared)| (of, shared.common)).collect();
@@ -202,9 +170,12 @@ impl Replica {
         if self.view() != view {
             return Err("the view is over");
         }
-        self.with_joiner(attempt, |joiner| joiner.admission_proposed = true)?;
-        self.handle_event(Event::Admit(Listed { node, incarnation }));
-        Ok(())
+        self.step(|s, fx| {
+            let joiner = s.joiners.get(node, incarnation).ok_or("it was cancelled")?;
+            joiner.admission_proposed = true;
+            s.handle_event(Event::Admit(Listed { node, incarnation }), fx);
+            Ok(())
+        })
     }
 
     /// Copies the dirty regions, once there is a permit. Returns the ranges that no replica can
@@ -291,7 +262,7 @@ impl Replica {
 
     /// Reports the unreadable ranges in the status.
     fn report_unreadable(
-        &self,
+        self: &Rc<Self>,
         attempt: ResyncAttempt,
         unreadable: &UnreadableRanges,
         blocks_admission: bool,
@@ -304,7 +275,7 @@ impl Replica {
             ranges.iter().map(|range| self.byte_range(*range)),
             blocks_admission,
         );
-        self.state_mut().joiners.set_unreadable(attempt.node, data);
+        self.step(|s, _| s.joiners.set_unreadable(attempt.node, data));
         Ok(())
     }
 
@@ -433,7 +404,7 @@ impl Replica {
 
     /// Leaves three quarters of the time to active clients, down to a minimum rate.
     async fn throttle(&self, took: Duration) {
-        if self.local_writes.len() == 0 && self.state().prepared.len() == 0 {
+        if self.state().local_writes.len() == 0 && self.state().prepared.len() == 0 {
             return;
         }
         let longest = Duration::from_secs_f64(

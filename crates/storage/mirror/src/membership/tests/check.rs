@@ -20,7 +20,7 @@ use std::rc::Rc;
 
 use peer::{DataGeneration, NodeId};
 
-use super::super::super::config::MirrorConfig;
+use super::super::super::config::{InSyncMember as Listed, MirrorConfig};
 use super::super::{Event, MirrorMembership, NotServingReason};
 use super::world::{Node, Step, Value, World, WriteProgress, at, id};
 
@@ -47,7 +47,7 @@ impl World {
             }
         }
         for n in serving {
-            if self.nodes[n].prepared.is_empty() {
+            if self.process(n).is_block_free() {
                 self.observe(n)?;
             }
         }
@@ -101,6 +101,20 @@ impl World {
             let end = self.history.len() - usize::from(overtaken);
             self.history.insert(end, write);
             self.flushed += usize::from(end <= self.flushed);
+        }
+    }
+
+    /// Node `n` is about to answer a write. The origin may know before the primary that all members
+    /// have applied it.
+    pub(super) fn origin_knows(&mut self, n: usize, write: Value) {
+        let Some(config) = self.member(n).and_then(MirrorMembership::config) else { return };
+        let has = |m: &Listed| {
+            let is_current =
+                self.member(at(m.node)).is_some_and(|x| x.incarnation() == m.incarnation);
+            !is_current || self.nodes[at(m.node)].leg.volatile == write
+        };
+        if !self.history.contains(&write) && config.in_sync.iter().all(has) {
+            self.applied_by_all(n, write);
         }
     }
 
@@ -207,9 +221,10 @@ impl World {
     /// replicas are in sync, dirty bits are cleared.
     pub(super) fn flush(&mut self) {
         self.budget.flushes -= 1;
-        let is_idle = self.nodes.iter().all(|n| n.prepared.is_empty())
-            && self.lanes.iter().flatten().flatten().all(std::collections::VecDeque::is_empty)
-            && self.store.in_sync.len() == self.store.replicas.len();
+        let is_idle =
+            self.nodes.iter().flat_map(|n| &n.process).all(|p| p.state.prepared.len() == 0)
+                && self.lanes.iter().flatten().flatten().all(std::collections::VecDeque::is_empty)
+                && self.store.in_sync.len() == self.store.replicas.len();
         for n in 0..self.nodes.len() {
             if self.store.member(id(n)).is_some() {
                 let leg = &mut self.node(n).leg;
@@ -266,7 +281,6 @@ impl World {
                         | Step::Deliver(..)
                         | Step::Drain(_)
                         | Step::Apply(_)
-                        | Step::Request(_)
                         | Step::Lease(..)
                         | Step::NoticePowerCut(..)
                 )
@@ -314,7 +328,7 @@ impl World {
         }
         let serves = |w: &Self| {
             let is_waiting = |&(at, written): &(usize, WriteProgress)| {
-                w.serves(at) && matches!(written, WriteProgress::Accepted { .. })
+                w.serves(at) && written == WriteProgress::Accepted
             };
             (0..w.nodes.len()).any(|n| w.serves(n)) && !w.writes.iter().any(is_waiting)
         };
@@ -329,7 +343,7 @@ impl World {
                 _ => false,
             };
             (0..w.nodes.len()).any(|n| w.serves(n))
-                || w.nodes.iter().all(|n| n.member.is_none())
+                || w.nodes.iter().all(|n| n.process.is_none())
                 || w.nodes.iter().any(names_down)
         })?;
         world.go_on(true, serves)
@@ -337,5 +351,6 @@ impl World {
 }
 
 fn why(node: &Rc<Node>) -> Option<NotServingReason> {
-    node.member.as_ref().and_then(|m| m.not_serving_reason(super::world::NOW))
+    let membership = node.process.as_ref().map(|p| &p.state.membership);
+    membership.and_then(|m| m.not_serving_reason(super::world::NOW))
 }

@@ -1,4 +1,5 @@
-//! A small world around real members: sessions, a store, legs of one block, and possible steps.
+//! A small world around real replicas' states: sessions, a store, legs of one block, and possible
+//! steps.
 //!
 //! Time advances in ticks that all clocks share, with a lease of two ticks and a grace of three:
 //! the code has no event "the lease is over", only arithmetic over times, and ticks exercise it.
@@ -10,21 +11,28 @@
 //! holder may do. So are a lease revocation and its confirmation, unless that is lost. Replica
 //! reports and NEWER EPOCH arrive at once or never.
 
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::Epoch;
-use peer::{DataGeneration, Incarnation, NodeId, PeerGenerations, Role, View};
+use block::{Epoch, Error};
+use peer::{DataGeneration, Incarnation, Message, NodeId, PeerGenerations, Role, WriteId};
 use uuid::Uuid;
 
+use super::super::super::MirrorSettings;
 use super::super::super::config::{
     ConfigReplica, CopyHistory, InSyncMember as Listed, MirrorConfig, PutOutcome,
 };
+use super::super::super::state::ReplicaState;
+use super::super::super::state::effects::Effect;
+use super::super::super::state::local_writes::LocalWrites;
 use super::super::{
-    Action, Event, ImageSummary, LeaseSettings, LegState as State, MembershipMessage,
-    MirrorMembership, RecordedGenerations, to_clock_stamp,
+    Event, ImageSummary, LeaseSettings, LegState as State, MembershipMessage, MirrorMembership,
+    RecordedGenerations, to_clock_stamp,
 };
+use super::driver::Process;
 
 /// The constant time of the world's clock; past times are below it.
 pub(super) const NOW: Duration = Duration::from_secs(100);
@@ -85,29 +93,13 @@ pub(super) struct Budget {
 /// The number of a write is its value, from 1; 0 is the initial value.
 pub(super) type Value = u8;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct PreparedWrite {
-    pub(super) view: View,
-    pub(super) seq: u8,
-    pub(super) write: Value,
-    pub(super) applied: bool,
-}
+/// A message under way.
+#[derive(Clone, Debug)]
+pub(super) struct Queued(pub(super) Message);
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Msg {
-    StartViewChange { view: View, config: MirrorConfig },
-    DoViewChange { view: View, entries: Vec<PreparedWrite> },
-    StartView { view: View, last_seq: u8, committed: Vec<Value> },
-    WriteRequest { view: View, write: Value },
-    Write { view: View, seq: u8, write: Value },
-    Applied { view: View, seq: u8 },
-    Commit { view: View, seq: u8 },
-}
-
-impl Msg {
-    /// Messages of one lane keep their order; lanes are independent.
-    fn lane(&self) -> usize {
-        usize::from(matches!(self, Self::WriteRequest { .. } | Self::Write { .. }))
+impl Hash for Queued {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        format!("{:?}", self.0).hash(hasher);
     }
 }
 
@@ -130,46 +122,26 @@ pub(super) struct ImageCopy {
 pub(super) enum WriteProgress {
     /// The client has not sent it yet.
     Idle,
-    /// Accepted; `is_requested` in the present view.
-    Accepted {
-        is_requested: bool,
-    },
+    Accepted,
     Answered,
     /// The client does not know the outcome: the node died, or answered `Fenced`.
     Failed,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub(super) struct Node {
-    pub(super) member: Option<MirrorMembership>,
+    /// Its hash, once that has been asked for.
+    digest: Cell<Option<u64>>,
+    pub(super) process: Option<Process>,
     pub(super) same_boot: bool,
     pub(super) incarnations: u64,
     pub(super) image: (Epoch, u128),
     pub(super) generations: RecordedGenerations,
     pub(super) leg: Leg,
-    /// Its last join attempt, and the generations that the primary had recorded with other images.
-    pub(super) inherited_generations: Option<(Incarnation, Vec<(Uuid, DataGeneration)>)>,
     /// A copy of the image: adopted configuration, generations, and durable contents.
     pub(super) copy: Option<Rc<ImageCopy>>,
     /// The image was rolled back to the copy.
     pub(super) is_rolled_back: bool,
-    pub(super) prepared: Vec<PreparedWrite>,
-    /// A BeginView action that waits for the drain.
-    pub(super) begin: Option<(View, Option<MirrorConfig>)>,
-    pub(super) reading: bool,
-    /// At the primary: the entries from DO VIEW CHANGE, and which nodes have applied the write that
-    /// holds the lock.
-    pub(super) collected: Vec<(NodeId, PreparedWrite)>,
-    pub(super) acks: Vec<NodeId>,
-    pub(super) seq: u8,
-    /// The last sequence number used for copies.
-    pub(super) last_copy_seq: u8,
-    pub(super) committed: Vec<Value>,
-    pub(super) is_reconciling: bool,
-    /// The joiner, to which every write goes too.
-    pub(super) joiner: Option<Listed>,
-    /// At the joiner: the view whose writes it accepts.
-    pub(super) joined_view: Option<View>,
     /// Incarnations that died while this node served.
     pub(super) died_while_serving: Vec<Incarnation>,
     /// Its leg does nothing any more.
@@ -184,7 +156,7 @@ pub(super) struct PutInFlight {
     pub(super) next: MirrorConfig,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub(super) struct World {
     pub(super) mistake: Mistake,
     pub(super) budget: Budget,
@@ -194,8 +166,17 @@ pub(super) struct World {
     /// `[a][b]`, a < b: whether there is a session.
     pub(super) links: Vec<Vec<bool>>,
     /// `[from][to][lane]`.
-    pub(super) lanes: Vec<Vec<[VecDeque<Msg>; 2]>>,
+    pub(super) lanes: Vec<Vec<[VecDeque<Queued>; 2]>>,
     pub(super) writes: Vec<(usize, WriteProgress)>,
+    /// The ids of accepted writes, and their values.
+    pub(super) write_ids: Vec<(WriteId, Value)>,
+    /// Effects that are to be carried out.
+    /// None between two steps.
+    pub(super) effects: Rc<RefCell<VecDeque<(usize, Effect)>>>,
+    pub(super) is_carrying_out: bool,
+    /// Whether reports are lost, and confirmed lease revocations arrive.
+    pub(super) loses_reports: bool,
+    pub(super) delivers_revocations: bool,
     /// Values in the order in which they were first seen.
     pub(super) history: Vec<Value>,
     /// Index in it of the last flushed value.
@@ -204,6 +185,28 @@ pub(super) struct World {
     pub(super) lost_values: Vec<Value>,
     /// Errors found by a step.
     pub(super) errors: Vec<String>,
+}
+
+impl Hash for World {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        (self.mistake, self.budget, &self.nodes, &self.store, &self.puts).hash(hasher);
+        (&self.links, &self.lanes, &self.writes, &self.write_ids).hash(hasher);
+        (&self.history, self.flushed, &self.lost_values, &self.errors).hash(hasher);
+    }
+}
+
+impl Hash for Node {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let digest = self.digest.get().unwrap_or_else(|| {
+            let mut own = DefaultHasher::new();
+            (&self.process, self.same_boot, self.incarnations, self.image).hash(&mut own);
+            (&self.generations, self.leg, &self.copy, self.is_rolled_back).hash(&mut own);
+            (&self.died_while_serving, self.is_leg_lost).hash(&mut own);
+            own.finish()
+        });
+        self.digest.set(Some(digest));
+        digest.hash(hasher);
+    }
 }
 
 /// A possible next step.
@@ -223,7 +226,6 @@ pub(super) enum Step {
     Drain(usize),
     Apply(usize),
     Accept(usize),
-    Request(usize),
     Join(usize, usize),
     Flush,
     Switch(usize, usize),
@@ -290,26 +292,15 @@ impl World {
             history: CopyHistory::default(),
         };
         let node = Node {
-            member: None,
+            digest: Cell::default(),
+            process: None,
             same_boot: true,
             incarnations: 0,
             image: (Epoch(0), 0),
             generations: RecordedGenerations::default(),
             leg: Leg::default(),
             copy: None,
-            inherited_generations: None,
             is_rolled_back: false,
-            prepared: Vec::new(),
-            begin: None,
-            reading: false,
-            collected: Vec::new(),
-            acks: Vec::new(),
-            seq: 0,
-            last_copy_seq: 0,
-            committed: Vec::new(),
-            is_reconciling: false,
-            joiner: None,
-            joined_view: None,
             died_while_serving: Vec::new(),
             is_leg_lost: false,
         };
@@ -322,6 +313,11 @@ impl World {
             links: vec![vec![false; count]; count],
             lanes: vec![vec![Default::default(); count]; count],
             writes: writes.iter().map(|&n| (n, WriteProgress::Idle)).collect(),
+            write_ids: Vec::new(),
+            effects: Rc::default(),
+            is_carrying_out: false,
+            loses_reports: false,
+            delivers_revocations: false,
             history: vec![0],
             flushed: 0,
             lost_values: Vec::new(),
@@ -332,15 +328,21 @@ impl World {
     }
 
     pub(super) fn node(&mut self, n: usize) -> &mut Node {
-        Rc::make_mut(&mut self.nodes[n])
+        let node = Rc::make_mut(&mut self.nodes[n]);
+        node.digest.set(None);
+        node
     }
 
     pub(super) fn up(&self, n: usize) -> bool {
-        self.nodes[n].member.is_some()
+        self.nodes[n].process.is_some()
     }
 
     pub(super) fn member(&self, n: usize) -> Option<&MirrorMembership> {
-        self.nodes[n].member.as_ref()
+        self.nodes[n].process.as_ref().map(|p| &p.state.membership)
+    }
+
+    pub(super) fn process(&mut self, n: usize) -> &mut Process {
+        self.node(n).process.as_mut().expect("it is up")
     }
 
     pub(super) fn linked(&self, a: usize, b: usize) -> bool {
@@ -372,16 +374,14 @@ impl World {
         let (same_boot, generation, is_log_lost) =
             (node.same_boot, node.generations.generation, false);
         let image = ImageSummary { epoch, config_id, is_clean, same_boot, generation, is_log_lost };
-        node.member =
-            Some(MirrorMembership::new(id(n), incarnation(n, life), settings, NOW, image));
+        let membership = MirrorMembership::new(id(n), incarnation(n, life), settings, NOW, image);
+        let settings = MirrorSettings { leases: settings, ..MirrorSettings::default() };
+        // No two lives use the same numbers.
+        let local_writes = LocalWrites::new(id(n), node.incarnations * 1000);
+        let image = super::driver::image(&node.generations);
+        let state = ReplicaState::new(id(n), settings, image, membership, local_writes);
+        node.process = Some(Process::new(state));
         self.handle_event(n, Event::Tick);
-    }
-
-    pub(super) fn send(&mut self, from: usize, to: usize, msg: Msg) {
-        if self.linked(from, to) && self.up(to) {
-            let lane = msg.lane();
-            self.lanes[from][to][lane].push_back(msg);
-        }
     }
 
     /// Whether the driver lets node `n` serve.
@@ -394,6 +394,8 @@ impl World {
                 unrevoked.may_serve(NOW)
             }
             _ => m.may_serve(NOW),
+        }) && self.nodes[n].process.as_ref().is_some_and(|p| {
+            p.state.active_view == p.state.membership.view() && p.state.active_view.is_some()
         })
     }
 
@@ -466,7 +468,7 @@ impl World {
         if self.budget.copies > 0 {
             steps.push(Step::Copy(n));
         }
-        let Some(member) = &node.member else {
+        let Some(process) = &node.process else {
             steps.push(Step::Restart(n));
             if self.budget.rollbacks > 0 && node.copy.is_some() {
                 steps.push(Step::RollBack(n));
@@ -479,7 +481,8 @@ impl World {
         if self.budget.power_cuts > 0 {
             steps.push(Step::Crash(n, true));
         }
-        if node.reading {
+        let member = &process.state.membership;
+        if process.reading {
             steps.push(Step::Read(n));
             if self.budget.failed_reads > 0 {
                 steps.push(Step::ReadFails(n));
@@ -490,18 +493,19 @@ impl World {
         }
         if node.is_leg_lost {
             // A lost leg does nothing.
-        } else if node.begin.is_some() {
+        } else if process.begin.is_some() {
             steps.push(Step::Drain(n));
-        } else if node.prepared.iter().any(|e| !e.applied) {
+        } else if process.next_apply().is_some() {
             steps.push(Step::Apply(n));
         }
         // A sole member writes nothing in reconciliation: its leg has everything.
         let is_sole_member = member.config().is_some_and(|r| r.in_sync.len() == 1);
-        let can_fail = member.role() == Role::Member && !(is_sole_member && node.is_reconciling);
+        let can_fail =
+            member.role() == Role::Member && !(is_sole_member && process.reconciliation.is_some());
         if self.budget.rejected_writes > 0
             && can_fail
             && !node.is_leg_lost
-            && node.prepared.iter().any(|e| !e.applied)
+            && process.next_apply().is_some()
         {
             steps.push(Step::RejectWrite(n));
         }
@@ -509,12 +513,8 @@ impl World {
             steps.push(Step::Leave(n));
         }
         for (w, &(_, written)) in self.writes.iter().enumerate().filter(|(_, (at, _))| *at == n) {
-            match written {
-                WriteProgress::Idle if member.is_view_active() => steps.push(Step::Accept(w)),
-                WriteProgress::Accepted { is_requested: false } if self.can_request(n) => {
-                    steps.push(Step::Request(w));
-                }
-                _ => {}
+            if written == WriteProgress::Idle && member.is_view_active() {
+                steps.push(Step::Accept(w));
             }
         }
     }
@@ -536,7 +536,8 @@ impl World {
             // The one that is behind learns that it should read.
             let behind = if epoch(x) < epoch(y) { x } else { y };
             let will_read = behind.config().is_none() || behind.config_reads.change_hinted;
-            return !will_read && !self.nodes[a].reading && !self.nodes[b].reading;
+            let is_reading = |n: usize| self.nodes[n].process.as_ref().is_some_and(|p| p.reading);
+            return !will_read && !is_reading(a) && !is_reading(b);
         }
         let is_granted = peer(y, a).is_some_and(|p| {
             let can_grant = y.pending_put.is_none() && y.leg_state == State::Healthy;
@@ -571,23 +572,10 @@ impl World {
         let listed =
             state.peer_leases().iter().find(|p| p.node() == id(b)).expect("checked").member;
         let incarnation = listed.incarnation;
-        let generations = self.generations(b);
-        let Some(member) = &mut self.node(b).member else { return };
-        member.set_generations(generations);
+        self.delivers_revocations = delivered;
         let event = Event::Received(id(a), MembershipMessage::RevokeLease { view, incarnation });
-        let actions = member.apply(NOW, event);
-        member.normalise();
-        let (answers, rest): (Vec<_>, Vec<_>) = actions.into_iter().partition(|action| {
-            matches!(action, Action::Send(_, MembershipMessage::LeaseRevoked { .. }))
-        });
-        rest.into_iter().for_each(|action| self.perform(b, action));
-        for answer in answers {
-            if let Action::Send(_, message) = answer
-                && delivered
-            {
-                self.handle_event(a, Event::Received(id(b), message));
-            }
-        }
+        self.handle_event(b, event);
+        self.delivers_revocations = false;
     }
 
     pub(super) fn do_step(&mut self, step: Step) -> Result<(), String> {
@@ -602,7 +590,7 @@ impl World {
             Step::Crash(n, power) => self.crash(n, power),
             Step::Restart(n) => self.boot(n),
             Step::Read(n) => {
-                self.node(n).reading = false;
+                self.process(n).reading = false;
                 let config = self.store.clone();
                 let (epoch, lives) = (config.epoch.0, self.nodes[n].incarnations);
                 let next_config_id = u128::from(incarnation(n, lives).0) << 64 | u128::from(epoch);
@@ -610,7 +598,7 @@ impl World {
             }
             Step::ReadFails(n) => {
                 self.budget.failed_reads -= 1;
-                self.node(n).reading = false;
+                self.process(n).reading = false;
                 self.handle_event(n, Event::ConfigReadFailed);
             }
             Step::ApplyPut(k) => self.apply_put(k)?,
@@ -620,11 +608,13 @@ impl World {
                 self.tidy_puts();
                 self.handle_event(asker, Event::PutCompleted(PutOutcome::Unknown));
             }
-            Step::Deliver(a, b, lane) => self.deliver(a, b, lane)?,
+            Step::Deliver(a, b, lane) => self.deliver(a, b, lane),
             Step::Drain(n) => self.drain(n),
-            Step::Apply(n) => self.apply(n),
-            Step::Accept(w) => self.writes[w].1 = WriteProgress::Accepted { is_requested: false },
-            Step::Request(w) => self.request(w),
+            Step::Apply(n) => {
+                let next = self.process(n).next_apply().expect("checked");
+                self.apply(n, next, Ok(()));
+            }
+            Step::Accept(w) => self.accept(w),
             Step::Join(t, p) => self.join(t, p),
             Step::Flush => self.flush(),
             Step::Switch(a, b) => {
@@ -641,7 +631,7 @@ impl World {
             Step::LoseLeg(n) => {
                 self.budget.lost_legs -= 1;
                 self.node(n).is_leg_lost = true;
-                self.handle_event(n, Event::LegLost);
+                self.step(n, |s, fx| s.on_leg_error(Error::Gone, fx));
             }
             Step::Copy(n) => self.copy(n),
             Step::RollBack(n) => self.roll_back(n),
@@ -717,10 +707,8 @@ impl World {
     /// If `config` admitted the last attempt of node `n`, it takes over the generations that the
     /// primary of the attempt had recorded.
     pub(super) fn inherit(&mut self, n: usize, config: &MirrorConfig) {
-        let Some((attempt, inherited)) = self.nodes[n].inherited_generations.clone() else {
-            return;
-        };
-        if !config.has_member(id(n), attempt) {
+        let inherited = self.process(n).state.generations_inherited_for(config);
+        if inherited.is_empty() {
             return;
         }
         for (image, peer) in &mut self.node(n).generations.by_image {
@@ -739,6 +727,7 @@ impl World {
             self.store = next;
         }
         if let Some(asker) = asker {
+            self.forget_leg_failure(asker);
             self.handle_event(
                 asker,
                 Event::PutCompleted(if is_expected {
@@ -775,8 +764,8 @@ impl World {
 
     fn tick(&mut self) {
         for n in 0..self.nodes.len() {
-            if let Some(member) = &mut self.node(n).member {
-                member.age();
+            if let Some(process) = &mut self.node(n).process {
+                process.state.membership.age();
                 self.handle_event(n, Event::Tick);
             }
         }
@@ -786,12 +775,7 @@ impl World {
         self.links[a.min(b)][a.max(b)] = false;
         for (x, y) in [(a, b), (b, a)] {
             self.lanes[x][y] = Default::default();
-            if self.nodes[x].joined_view.is_some() || self.nodes[x].joiner.is_some() {
-                self.lose_joiner(x, id(y));
-            }
-            if self.up(x) {
-                self.handle_event(x, Event::LinkDown(id(y)));
-            }
+            self.step(x, |s, fx| s.on_session_down(id(y), 0, fx));
         }
     }
 
@@ -800,10 +784,12 @@ impl World {
         // Both ends know of the session before any message arrives over it.
         for (x, y) in [(a, b), (b, a)] {
             let hidden = (self.mistake == Mistake::BeginsRoundAfterAdmission)
-                .then(|| self.node(x).member.as_mut().and_then(|m| m.pending_put.take()));
-            self.handle_event_unchecked(x, Event::LinkUp(id(y)));
+                .then(|| self.process(x).state.membership.pending_put.take());
+            self.loses_reports = true;
+            self.step(x, |s, fx| s.on_session_up(id(y), fx));
+            self.loses_reports = false;
             if let Some(hidden) = hidden {
-                self.node(x).member.as_mut().expect("checked").pending_put = hidden;
+                self.process(x).state.membership.pending_put = hidden;
             }
         }
         for (x, y) in [(a, b), (b, a)] {
@@ -826,13 +812,9 @@ impl World {
             }
         }
         let node = self.node(n);
-        node.member = None;
+        node.process = None;
         node.incarnations += 1;
         node.same_boot = !power && node.same_boot;
-        node.forget();
-        node.prepared.clear();
-        node.reading = false;
-        node.begin = None;
         node.died_while_serving.clear();
         node.is_leg_lost = false;
         if power {
@@ -853,22 +835,10 @@ impl World {
 
     pub(super) fn fail_writes(&mut self, n: usize) {
         for (at, written) in &mut self.writes {
-            if *at == n && matches!(written, WriteProgress::Accepted { .. }) {
+            if *at == n && *written == WriteProgress::Accepted {
                 *written = WriteProgress::Failed;
             }
         }
-    }
-}
-
-impl Node {
-    /// Forgets what belongs to a view.
-    pub(super) fn forget(&mut self) {
-        self.collected.clear();
-        self.acks.clear();
-        self.committed.clear();
-        self.is_reconciling = false;
-        (self.seq, self.last_copy_seq) = (0, 0);
-        (self.joiner, self.joined_view) = (None, None);
     }
 }
 

@@ -22,7 +22,7 @@ pub struct UnreadableData {
 
 impl UnreadableData {
     /// From ranges of bytes, in order.
-    pub(super) fn from_ranges(
+    pub(in super::super) fn from_ranges(
         ranges: impl Iterator<Item = Range<u64>>,
         blocks_admission: bool,
     ) -> Self {
@@ -42,23 +42,23 @@ impl UnreadableData {
 
 /// One resync attempt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Joiner {
-    pub(super) incarnation: Incarnation,
+pub(in super::super) struct Joiner {
+    pub(in super::super) incarnation: Incarnation,
     /// Whether it takes part in flushes.
-    pub(super) in_flushes: bool,
+    pub(in super::super) in_flushes: bool,
     /// Whether the configuration may list it already: it cannot be dropped any more in this view.
-    pub(super) admission_proposed: bool,
+    pub(in super::super) admission_proposed: bool,
     /// Rejected writes that it may have applied: it is not admitted before it has their
     /// replacements (RFD 0040).
-    pub(super) pending_replacements: u32,
+    pub(in super::super) pending_replacements: u32,
     /// Bytes to copy in total, and copied.
-    pub(super) total_bytes: u64,
-    pub(super) copied_bytes: u64,
+    pub(in super::super) total_bytes: u64,
+    pub(in super::super) copied_bytes: u64,
 }
 
 /// All joiners of one primary.
-#[derive(Debug, Default)]
-pub(super) struct Joiners {
+#[derive(Clone, Debug, Default)]
+pub(in super::super) struct Joiners {
     by_node: BTreeMap<NodeId, Joiner>,
     /// Data that they lack and no replica can read.
     unreadable_data: BTreeMap<NodeId, UnreadableData>,
@@ -69,15 +69,20 @@ pub(super) struct Joiners {
 }
 
 impl Joiners {
-    /// Begins an attempt of `node`: every write goes to it from now on.
-    pub(super) fn attach(&mut self, node: NodeId, incarnation: Incarnation) {
+    /// Begins an attempt of `node`, with so many bytes to copy: every write goes to it from now on.
+    pub(in super::super) fn attach(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+        total_bytes: u64,
+    ) {
         let (in_flushes, admission_proposed) = (false, false);
         let joiner = Joiner {
             incarnation,
             in_flushes,
             admission_proposed,
             pending_replacements: 0,
-            total_bytes: 0,
+            total_bytes,
             copied_bytes: 0,
         };
         self.unreadable_data.remove(&node);
@@ -88,7 +93,7 @@ impl Joiners {
     }
 
     /// Sets the data that `node` lacks and no replica can read.
-    pub(super) fn set_unreadable(&mut self, node: NodeId, data: UnreadableData) {
+    pub(in super::super) fn set_unreadable(&mut self, node: NodeId, data: UnreadableData) {
         match data.bytes {
             0 => self.unreadable_data.remove(&node),
             _ => self.unreadable_data.insert(node, data),
@@ -96,43 +101,47 @@ impl Joiners {
     }
 
     /// Notes that the attempt of `node` has failed.
-    pub(super) fn set_failure(&mut self, node: NodeId, reason: &'static str) {
+    pub(in super::super) fn set_failure(&mut self, node: NodeId, reason: &'static str) {
         self.failures.insert(node, reason);
     }
 
     /// Why the last attempt of `node` failed.
-    pub(super) fn last_failure(&self, node: NodeId) -> Option<&'static str> {
+    pub(in super::super) fn last_failure(&self, node: NodeId) -> Option<&'static str> {
         self.failures.get(&node).copied()
     }
 
     /// The data that joiners lack and no replica can read, for status.
-    pub(super) fn unreadable_data(&self) -> Vec<(NodeId, UnreadableData)> {
+    pub(in super::super) fn unreadable_data(&self) -> Vec<(NodeId, UnreadableData)> {
         self.unreadable_data.iter().map(|(node, data)| (*node, data.clone())).collect()
     }
 
     /// The attempt of `node`, if it has this incarnation.
-    pub(super) fn get(&mut self, node: NodeId, incarnation: Incarnation) -> Option<&mut Joiner> {
+    pub(in super::super) fn get(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+    ) -> Option<&mut Joiner> {
         self.by_node.get_mut(&node).filter(|j| j.incarnation == incarnation)
     }
 
     /// The attempt of `node`.
-    pub(super) fn current(&self, node: NodeId) -> Option<Joiner> {
+    pub(in super::super) fn current(&self, node: NodeId) -> Option<Joiner> {
         self.by_node.get(&node).copied()
     }
 
     /// The nodes whose acknowledgement every write needs besides the members'.
-    pub(super) fn attached(&self) -> impl Iterator<Item = NodeId> + '_ {
+    pub(in super::super) fn attached(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.by_node.keys().copied()
     }
 
     /// The nodes that take part in every flush besides the members.
-    pub(super) fn in_flushes(&self) -> Vec<NodeId> {
+    pub(in super::super) fn in_flushes(&self) -> Vec<NodeId> {
         self.by_node.iter().filter(|(_, j)| j.in_flushes).map(|(node, _)| *node).collect()
     }
 
     /// A write was rejected that all of these may have applied: none of these attempts is admitted
     /// before [`Self::replacements_done`].
-    pub(super) fn await_replacements(&mut self) -> Vec<(NodeId, Incarnation)> {
+    pub(in super::super) fn await_replacements(&mut self) -> Vec<(NodeId, Incarnation)> {
         let add_one = |(node, joiner): (&NodeId, &mut Joiner)| {
             joiner.pending_replacements += 1;
             (*node, joiner.incarnation)
@@ -141,7 +150,7 @@ impl Joiners {
     }
 
     /// These have applied the replacement, or are not needed for it any more.
-    pub(super) fn replacements_done(&mut self, joiners: &[(NodeId, Incarnation)]) {
+    pub(in super::super) fn replacements_done(&mut self, joiners: &[(NodeId, Incarnation)]) {
         for (node, incarnation) in joiners {
             if let Some(joiner) = self.get(*node, *incarnation) {
                 joiner.pending_replacements -= 1;
@@ -150,14 +159,14 @@ impl Joiners {
     }
 
     /// The configuration will not list the attempt of `node`.
-    pub(super) fn clear_admission_proposed(&mut self, node: NodeId) {
+    pub(in super::super) fn clear_admission_proposed(&mut self, node: NodeId) {
         if let Some(joiner) = self.by_node.get_mut(&node) {
             joiner.admission_proposed = false;
         }
     }
 
     /// Ends the attempt of `node`, unless the configuration may list it. Returns it if it ended.
-    pub(super) fn detach(&mut self, node: NodeId) -> Option<Joiner> {
+    pub(in super::super) fn detach(&mut self, node: NodeId) -> Option<Joiner> {
         if self.by_node.get(&node).is_none_or(|j| j.admission_proposed) {
             return None;
         }
@@ -173,14 +182,14 @@ impl Joiners {
     }
 
     /// Ends the view, and all attempts with it.
-    pub(super) fn end_view(&mut self) {
+    pub(in super::super) fn end_view(&mut self) {
         self.unreadable_data.clear();
         let ended = std::mem::take(&mut self.by_node);
         ended.into_values().for_each(|joiner| self.add_to_totals(joiner));
     }
 
     /// Bytes to copy in total, and copied, of all attempts so far.
-    pub(super) fn totals(&self) -> (u64, u64) {
+    pub(in super::super) fn totals(&self) -> (u64, u64) {
         let add = |(total, copied), joiner: &Joiner| {
             (total + joiner.total_bytes, copied + joiner.copied_bytes)
         };
@@ -188,7 +197,7 @@ impl Joiners {
     }
 
     /// All attempts, for status.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeId, Joiner)> + '_ {
+    pub(in super::super) fn iter(&self) -> impl Iterator<Item = (NodeId, Joiner)> + '_ {
         self.by_node.iter().map(|(node, joiner)| (*node, *joiner))
     }
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 /// The outcome of an ordered write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ReplicationOutcome {
+pub(in super::super) enum ReplicationOutcome {
     /// All members have applied it.
     Committed,
     /// All have answered, and these nodes have no space for it.
@@ -21,7 +21,7 @@ pub(super) enum ReplicationOutcome {
 
 /// What an acknowledgement completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AckProgress {
+pub(in super::super) enum AckProgress {
     /// Nothing to send.
     Pending,
     /// All but its origin have applied it: tell the origin.
@@ -31,15 +31,15 @@ pub(super) enum AckProgress {
 }
 
 /// The ordered writes of the present view, at its primary.
-#[derive(Debug, Default)]
-pub(super) struct Sequencer {
+#[derive(Clone, Debug, Default)]
+pub(in super::super) struct Sequencer {
     last_seq: u64,
     writes: FxHashMap<Seq, OrderedWrite>,
     /// By member: commits not sent to it yet.
     pending_commits: BTreeMap<NodeId, Vec<Seq>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct OrderedWrite {
     /// The nodes that have not applied it.
     unacknowledged: SmallVec<[NodeId; 4]>,
@@ -57,18 +57,18 @@ struct OrderedWrite {
 
 impl Sequencer {
     /// The next sequence number.
-    pub(super) fn next_seq(&mut self) -> Seq {
+    pub(in super::super) fn next_seq(&mut self) -> Seq {
         self.last_seq += 1;
         Seq(self.last_seq)
     }
 
     /// The last sequence number assigned.
-    pub(super) fn last_seq(&self) -> Seq {
+    pub(in super::super) fn last_seq(&self) -> Seq {
         Seq(self.last_seq)
     }
 
     /// Tracks the write `seq`, which `nodes` must apply.
-    pub(super) fn track_write(
+    pub(in super::super) fn track_write(
         &mut self,
         seq: Seq,
         nodes: impl IntoIterator<Item = NodeId>,
@@ -89,7 +89,7 @@ impl Sequencer {
     }
 
     /// Tracks the copy `seq`, which `nodes` must apply.
-    pub(super) fn track_copy(
+    pub(in super::super) fn track_copy(
         &mut self,
         seq: Seq,
         nodes: impl IntoIterator<Item = NodeId>,
@@ -102,7 +102,7 @@ impl Sequencer {
     }
 
     /// `node` has applied it.
-    pub(super) fn acknowledge(&mut self, seq: Seq, node: NodeId) -> AckProgress {
+    pub(in super::super) fn acknowledge(&mut self, seq: Seq, node: NodeId) -> AckProgress {
         let Some(write) = self.writes.get_mut(&seq) else { return AckProgress::Pending };
         let before = write.unacknowledged.len();
         write.unacknowledged.retain(|n| *n != node);
@@ -131,7 +131,7 @@ impl Sequencer {
     }
 
     /// `node` has no space for it.
-    pub(super) fn reject(&mut self, seq: Seq, node: NodeId) {
+    pub(in super::super) fn reject(&mut self, seq: Seq, node: NodeId) {
         let Some(write) = self.writes.get_mut(&seq) else { return };
         if !write.is_copy && write.unacknowledged.contains(&node) {
             write.unacknowledged.retain(|n| *n != node);
@@ -141,7 +141,7 @@ impl Sequencer {
     }
 
     /// The writes that wait for `node`, which is not required any more, in order.
-    pub(super) fn unacknowledged_by(&self, node: NodeId) -> Vec<Seq> {
+    pub(in super::super) fn unacknowledged_by(&self, node: NodeId) -> Vec<Seq> {
         let waiting = self.writes.iter().filter(|(_, a)| a.unacknowledged.contains(&node));
         let mut seqs: Vec<_> = waiting.map(|(seq, _)| *seq).collect();
         seqs.sort_unstable();
@@ -149,13 +149,13 @@ impl Sequencer {
     }
 
     /// The nodes that have not applied a write ordered before `before`.
-    pub(super) fn overdue(&self, before: Duration) -> Vec<NodeId> {
+    pub(in super::super) fn overdue(&self, before: Duration) -> Vec<NodeId> {
         let late = self.writes.values().filter(|a| a.ordered_at < before);
         late.flat_map(|a| a.unacknowledged.iter().copied()).collect()
     }
 
     /// The outcome of the write `seq`, which it forgets; the task is woken once there is one.
-    pub(super) fn poll_outcome(
+    pub(in super::super) fn poll_outcome(
         &mut self,
         seq: Seq,
         cx: &mut Context<'_>,
@@ -172,7 +172,7 @@ impl Sequencer {
     }
 
     /// Queues a commit notice for `nodes`. Returns whether the queue was empty before.
-    pub(super) fn queue_commit(
+    pub(in super::super) fn queue_commit(
         &mut self,
         seq: Seq,
         nodes: impl IntoIterator<Item = NodeId>,
@@ -185,28 +185,28 @@ impl Sequencer {
     }
 
     /// Takes the queued commits, by node.
-    pub(super) fn take_pending_commits(&mut self) -> BTreeMap<NodeId, Vec<Seq>> {
+    pub(in super::super) fn take_pending_commits(&mut self) -> BTreeMap<NodeId, Vec<Seq>> {
         std::mem::take(&mut self.pending_commits)
     }
 
     /// Ends the waits for clients' writes: the next view decides their outcome.
-    pub(super) fn abandon_writes(&mut self) {
+    pub(in super::super) fn abandon_writes(&mut self) {
         self.end_matching(|write| !write.is_copy && write.outcome.is_none());
     }
 
     /// Forgets the write `seq`, which failed at the primary: no task waits for its outcome.
-    pub(super) fn forget(&mut self, seq: Seq) {
+    pub(in super::super) fn forget(&mut self, seq: Seq) {
         self.writes.remove(&seq);
     }
 
     /// How many writes are tracked.
     #[cfg(feature = "testing")]
-    pub(super) fn len(&self) -> usize {
+    pub(in super::super) fn len(&self) -> usize {
         self.writes.len()
     }
 
     /// Ends the view.
-    pub(super) fn end_view(&mut self) {
+    pub(in super::super) fn end_view(&mut self) {
         self.pending_commits.clear();
         self.end_matching(|_| true);
         self.writes.clear();

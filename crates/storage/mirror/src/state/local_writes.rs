@@ -1,9 +1,6 @@
 //! The writes that entered at this node and are not answered yet.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::future::poll_fn;
-use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use block::{Ctx, Error};
@@ -14,7 +11,7 @@ use super::prepared_list::OpNumber;
 
 /// The outcome of a write in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LocalWriteOutcome {
+pub(in super::super) enum LocalWriteOutcome {
     /// All members have applied it.
     Committed,
     /// The primary has executed the compare-and-write.
@@ -30,27 +27,15 @@ pub(super) enum LocalWriteOutcome {
 }
 
 /// The local writes of one node.
-#[derive(Debug)]
-pub(super) struct LocalWrites {
+#[derive(Clone, Debug)]
+pub(in super::super) struct LocalWrites {
     node: NodeId,
-    table: RefCell<LocalWriteTable>,
-}
-
-#[derive(Debug, Default)]
-struct LocalWriteTable {
     next_number: u64,
     pending: FxHashMap<u64, LocalWriteState>,
 }
 
-/// One write, from its acceptance to its answer.
-#[derive(Debug)]
-pub(super) struct LocalWrite {
-    all: Rc<LocalWrites>,
-    number: u64,
-}
-
 /// The state of a local write.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct LocalWriteState {
     /// The operation, while another node is asked to order it. `None` for a forwarded
     /// compare-and-write, which this node does not apply itself.
@@ -84,68 +69,93 @@ impl LocalWriteState {
 impl LocalWrites {
     /// An empty table. Numbers begin at `first`, which is random, so that no two incarnations use
     /// the same.
-    pub(super) fn new(node: NodeId, first: u64) -> Rc<Self> {
-        let table = LocalWriteTable { next_number: first >> 1, ..LocalWriteTable::default() };
-        Rc::new(Self { node, table: RefCell::new(table) })
+    pub(in super::super) fn new(node: NodeId, first: u64) -> Self {
+        Self { node, next_number: first >> 1, pending: FxHashMap::default() }
     }
 
-    /// Adds a write.
-    pub(super) fn begin(self: &Rc<Self>) -> LocalWrite {
-        let mut table = self.table.borrow_mut();
-        let number = table.next_number;
-        table.next_number += 1;
-        table.pending.insert(number, LocalWriteState::default());
-        LocalWrite { all: Rc::clone(self), number }
+    /// Adds a write, and returns its id.
+    pub(in super::super) fn begin(&mut self) -> WriteId {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.pending.insert(number, LocalWriteState::default());
+        WriteId { origin: self.node, number }
     }
 
-    /// Accesses the write with this number, if it is not answered yet.
-    fn with<T>(&self, number: u64, access: impl FnOnce(&mut LocalWriteState) -> T) -> Option<T> {
-        self.table.borrow_mut().pending.get_mut(&number).map(access)
+    /// Forgets the write `number`. Returns the operation, if it was kept.
+    pub(in super::super) fn end(&mut self, number: u64) -> Option<(WriteOp, Ctx)> {
+        self.pending.remove(&number)?.op
+    }
+
+    /// Keeps the operation until the primary has ordered it. Returns what was kept before.
+    pub(super) fn keep_op(&mut self, number: u64, op: WriteOp, ctx: Ctx) -> Option<(WriteOp, Ctx)> {
+        self.pending.get_mut(&number)?.op.replace((op, ctx))
+    }
+
+    /// Resets the write `number`, to be sent in a new view.
+    pub(in super::super) fn reset(&mut self, number: u64) {
+        if let Some(write) = self.pending.get_mut(&number) {
+            (write.op_number, write.outcome) = (None, None);
+            (write.applied, write.peers_applied) = (false, false);
+        }
+    }
+
+    /// The outcome of the write `number`; the task is woken once there is one.
+    pub(in super::super) fn poll_outcome(
+        &mut self,
+        number: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<LocalWriteOutcome> {
+        let Some(write) = self.pending.get_mut(&number) else { return Poll::Pending };
+        match write.outcome {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                write.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
     }
 
     /// The write `number` has got its op number: returns the operation, if it is to be applied
     /// here.
     pub(super) fn on_op_assigned(
-        &self,
+        &mut self,
         number: u64,
         op_number: OpNumber,
     ) -> Option<(WriteOp, Ctx)> {
-        self.with(number, |write| {
-            let op = write.op.take()?;
-            write.op_number = Some(op_number);
-            Some(op)
-        })?
+        let write = self.pending.get_mut(&number)?;
+        let op = write.op.take()?;
+        write.op_number = Some(op_number);
+        Some(op)
     }
 
     /// The local leg has applied `op_number`. Returns whether it is a write of this node that all
     /// members have applied.
-    pub(super) fn on_applied(&self, write_id: WriteId, op_number: OpNumber) -> bool {
+    pub(super) fn on_applied(&mut self, write_id: WriteId, op_number: OpNumber) -> bool {
         if write_id.origin != self.node {
             return false;
         }
-        let committed = self.with(write_id.number, |write| {
-            write.applied |= write.op_number == Some(op_number);
-            write.committed()
-        });
-        committed.flatten() == Some(op_number)
+        let Some(write) = self.pending.get_mut(&write_id.number) else { return false };
+        write.applied |= write.op_number == Some(op_number);
+        write.committed() == Some(op_number)
     }
 
     /// All other members have applied the write `number`. Returns its op number, once all members
     /// have applied it; `None` twice if it is not pending.
-    pub(super) fn on_peers_applied(&self, number: u64) -> Option<Option<OpNumber>> {
-        self.with(number, |write| {
-            write.peers_applied = true;
-            write.committed()
-        })
+    pub(super) fn on_peers_applied(&mut self, number: u64) -> Option<Option<OpNumber>> {
+        let write = self.pending.get_mut(&number)?;
+        write.peers_applied = true;
+        Some(write.committed())
     }
 
     /// Completes the write `number`, if it is not answered yet.
-    pub(super) fn complete(&self, number: u64, outcome: LocalWriteOutcome) {
-        self.with(number, |write| write.complete(outcome));
+    pub(super) fn complete(&mut self, number: u64, outcome: LocalWriteOutcome) {
+        if let Some(write) = self.pending.get_mut(&number) {
+            write.complete(outcome);
+        }
     }
 
     /// Completes the write with this id, if it entered here and is not answered yet.
-    pub(super) fn complete_by_id(&self, write_id: WriteId, outcome: LocalWriteOutcome) {
+    pub(super) fn complete_by_id(&mut self, write_id: WriteId, outcome: LocalWriteOutcome) {
         if write_id.origin == self.node {
             self.complete(write_id.number, outcome);
         }
@@ -153,7 +163,7 @@ impl LocalWrites {
 
     /// A view is active: writes in `committed` are committed; all others are sent again, oldest
     /// first.
-    pub(super) fn on_view_active(&self, committed: &BTreeSet<WriteId>) {
+    pub(super) fn on_view_active(&mut self, committed: &BTreeSet<WriteId>) {
         for number in self.numbers() {
             let write_id = WriteId { origin: self.node, number };
             let is_committed = committed.contains(&write_id);
@@ -165,62 +175,19 @@ impl LocalWrites {
     }
 
     /// Fences all writes: this node will not learn their outcome.
-    pub(super) fn fence(&self) {
+    pub(super) fn fence(&mut self) {
         self.numbers().into_iter().for_each(|n| self.complete(n, LocalWriteOutcome::Fenced));
     }
 
     /// The numbers of the writes that are not answered, in order.
     fn numbers(&self) -> Vec<u64> {
-        let mut numbers: Vec<_> = self.table.borrow().pending.keys().copied().collect();
+        let mut numbers: Vec<_> = self.pending.keys().copied().collect();
         numbers.sort_unstable();
         numbers
     }
 
     /// How many are not answered.
-    pub(super) fn len(&self) -> usize {
-        self.table.borrow().pending.len()
-    }
-}
-
-impl LocalWrite {
-    /// Its id.
-    pub(super) fn id(&self) -> WriteId {
-        WriteId { origin: self.all.node, number: self.number }
-    }
-
-    /// Keeps the operation until the primary has ordered it.
-    pub(super) fn keep_op(&self, op: WriteOp, ctx: Ctx) {
-        let old = self.all.with(self.number, |write| write.op.replace((op, ctx)));
-        drop(old);
-    }
-
-    /// Resets it, to be sent in a new view.
-    pub(super) fn reset(&self) {
-        self.all.with(self.number, |write| {
-            (write.op_number, write.outcome) = (None, None);
-            (write.applied, write.peers_applied) = (false, false);
-        });
-    }
-
-    /// Waits for its outcome.
-    pub(super) async fn outcome(&self) -> LocalWriteOutcome {
-        let poll = |write: &mut LocalWriteState, cx: &mut Context<'_>| {
-            if write.outcome.is_none() {
-                write.waker = Some(cx.waker().clone());
-            }
-            write.outcome
-        };
-        poll_fn(|cx| match self.all.with(self.number, |write| poll(write, cx)).flatten() {
-            Some(outcome) => Poll::Ready(outcome),
-            None => Poll::Pending,
-        })
-        .await
-    }
-}
-
-impl Drop for LocalWrite {
-    fn drop(&mut self) {
-        let ended = self.all.table.borrow_mut().pending.remove(&self.number);
-        drop(ended);
+    pub(in super::super) fn len(&self) -> usize {
+        self.pending.len()
     }
 }
