@@ -13,8 +13,8 @@ use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
 use smallvec::SmallVec;
 
 use super::RaidVolume;
-use super::array::member_bit;
 use super::health::{DeadlineExceeded, MemberIo};
+use super::member_bits::{MemberBits, member_bit};
 use super::mistake::Mistake;
 use super::read::MAX_RECONSTRUCT_ROWS;
 use super::read_exclusion::ReadGuard;
@@ -52,14 +52,14 @@ impl From<ReadFailure> for NoDirectReply {
 impl Stripe<'_> {
     /// The strips that are available on slow members only.
     pub(super) fn strips_on_slow_members(&self) -> Available {
-        match self.array.slow_members() {
+        match self.array.members.slow() {
             0 => Available::default(),
             slow => self.strips_only_on(slow),
         }
     }
 
     /// The strips that are available on these members only.
-    fn strips_only_on(&self, members: u128) -> Available {
+    fn strips_only_on(&self, members: MemberBits) -> Available {
         let is_elsewhere = |role: &StripRole| {
             let mut others =
                 self.available_columns(*role).filter(|c| members & member_bit(c.member) == 0);
@@ -76,7 +76,7 @@ impl Stripe<'_> {
         rows: &Range<u32>,
         ctx: &Ctx,
     ) -> Result<Bufs, NoDirectReply> {
-        let probe = if self.array.slow_members() == 0 { None } else { self.probe_column(role) };
+        let probe = if self.array.members.slow() == 0 { None } else { self.probe_column(role) };
         let column = probe.or_else(|| self.least_busy_column(role)).ok_or(ReadFailure(None))?;
         if probe.is_none() && self.can_avoid(role, column.member) {
             return Err(NoDirectReply::Late(column, None));
@@ -91,7 +91,7 @@ impl Stripe<'_> {
         match io.reply_before_deadline().await {
             Ok(Ok(data)) => Ok(data),
             Ok(Err(error)) => {
-                self.array.count_read_error(column.member);
+                self.array.members.count_read_error(column.member);
                 Err(failed(error).into())
             }
             Err(DeadlineExceeded) => Err(NoDirectReply::Late(column, Some(Box::new(io)))),
@@ -100,25 +100,25 @@ impl Stripe<'_> {
 
     /// A column on a slow member that is due for a probe.
     fn probe_column(&self, role: StripRole) -> Option<Column> {
-        let slow = self.array.slow_members();
+        let slow = self.array.members.slow();
         let is_due = |c: &Column| {
             slow & member_bit(c.member) != 0
                 && self.alternative_reads(role, c.member).is_some()
-                && self.array.is_probe_due(c.member)
+                && self.array.members.is_probe_due(c.member)
         };
         self.available_columns(role).find(is_due)
     }
 
     /// Whether `member` is slow, and the strip can be read from others.
     fn can_avoid(&self, role: StripRole, member: u16) -> bool {
-        self.array.slow_members() & member_bit(member) != 0
+        self.array.members.slow() & member_bit(member) != 0
             && self.alternative_reads(role, member).is_some()
     }
 
     /// The strips to read for `role` without `member` and without slow members; none if they are
     /// not enough.
     fn alternative_reads(&self, role: StripRole, member: u16) -> Option<Available> {
-        let avoided = self.strips_only_on(self.array.slow_members() | member_bit(member));
+        let avoided = self.strips_only_on(self.array.members.slow() | member_bit(member));
         let available = self.available().difference(avoided);
         if available.contains(role) {
             return Some(Available::from_roles([role]));
@@ -140,8 +140,8 @@ impl Stripe<'_> {
         let missing = StripSet::first(self.data_strips()).difference(strips.data);
         let is_direct = strips.contains(role);
         let pages_of_row = strips.len() + if is_direct { 0 } else { missing.len() };
-        let ctx = self.array.hedge_ctx(rows.len() * (pages_of_row * ROW_BYTES) as usize)?;
-        let avoid = self.array.slow_members() | member_bit(member);
+        let ctx = self.array.memory.hedge_ctx(rows.len() * (pages_of_row * ROW_BYTES) as usize)?;
+        let avoid = self.array.members.slow() | member_bit(member);
         let reads = strips.roles().map(|role| {
             let column =
                 self.available_columns(role).find(|c| avoid & member_bit(c.member) == 0)?;
@@ -179,7 +179,7 @@ impl RaidVolume {
             start = rows.end;
             data.append(stripe.read_alternative(StripRole::Data(run.strip), &rows, member).await?);
         }
-        self.array.count_hedged_read(member);
+        self.array.members.count_hedged_read(member);
         Some(data)
     }
 
@@ -197,7 +197,7 @@ impl RaidVolume {
             match reply {
                 Some(Ok(data)) => return Ok(data),
                 Some(Err(error)) => {
-                    self.array.count_read_error(member);
+                    self.array.members.count_read_error(member);
                     return Err(ReadFailure(Some((column, error))));
                 }
                 None => io.orphan(),

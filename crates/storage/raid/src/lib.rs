@@ -34,18 +34,28 @@
 //! | `log_recovery` | recovers the array after a crash |
 
 mod array;
+mod array_memory;
 mod band;
 mod bounded_concurrency;
+mod column_checksums;
+mod copy_intents;
 mod extent;
+mod flush;
 mod full_stripe;
 mod health;
 mod hedged_read;
+mod intent_locks;
 pub mod log_batch;
 mod log_recovery;
+mod logs;
 mod lost_rows;
+mod member_bits;
+mod members;
 mod mistake;
 mod parity_log;
 mod partial_rows;
+mod pool_metadata;
+mod quiesce;
 mod read;
 mod read_exclusion;
 mod rebuild;
@@ -54,12 +64,14 @@ mod row_parity;
 pub mod row_plan;
 pub mod row_recovery;
 mod scrub;
+mod stale_regions;
 mod stripe;
 mod stripe_map;
 pub mod stripe_map_format;
+mod stripe_map_io;
+mod unflushed_writes;
 mod unrecoverable;
 mod write;
-mod write_intents;
 
 use geometry::Column;
 use std::cell::{Cell, RefCell};
@@ -71,15 +83,15 @@ use std::rc::Rc;
 use block::{BlockStatus, Blocks, Bufs, Ctx, Error, Info, Layer, Lba, Op};
 use futures_util::future::join3;
 
-pub use array::{
-    Array, ArrayMember, Damage, DetachFuture, MemberBusy, MetadataFuture, PoolMetadata,
-};
+pub use array::Array;
 pub use extent::Extent;
 pub use full_stripe::for_contiguous_runs;
 pub use health::DiskCounters;
 pub use log_recovery::{LogContents, PreviousRing, RecoveryReport};
+pub use members::{ArrayMember, MemberBusy};
 pub use mistake::Mistake;
 pub use parity_log::RING_BLOCKS;
+pub use pool_metadata::{Damage, DetachFuture, MetadataFuture, PoolMetadata};
 pub use rebuild::{MaintenancePace, RebuildReport};
 pub use stripe_map::{StripeLocation, StripeMap};
 pub use unrecoverable::MIN_FAILING_TIME;
@@ -353,7 +365,7 @@ impl Layer for RaidVolume {
             max_transfer_blocks: MAX_TRANSFER_BYTES / block,
             unmap_granularity_blocks: if self.is_thick { 0 } else { extent },
             unmap_zeroes: true,
-            volatile_cache: self.array.is_volatile(),
+            volatile_cache: self.array.members.is_volatile(),
             native_fua: true,
             read_only: false,
             // A read that does not begin and end on row boundaries.

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use block::{Buf, Ctx, Error, Lba, Op};
 use slab::Slab;
+use smallvec::SmallVec;
 use uuid::Uuid;
 
 use super::health::MonitoredDisk;
@@ -16,6 +17,9 @@ use super::log_batch::{BATCH_BLOCKS, BLOCK_BYTES, LogBatch, LogEntry, RING_BATCH
 
 /// Blocks of 4 KiB in a ring.
 pub const RING_BLOCKS: u64 = RING_BATCHES as u64 * BATCH_BLOCKS as u64;
+
+/// Where an entry is in the logs: members, and the sequence number of its batch on each.
+pub(super) type LogPositions = SmallVec<[(u16, u64); 2]>;
 
 /// A ring in use. Before an [append](Self::append), the caller must [reserve](Self::reserve) space.
 #[derive(Debug)]

@@ -88,7 +88,7 @@ impl<'a> Stripe<'a> {
             return Ok((writes, None));
         }
         let pages = u32::try_from(partial.len()).unwrap_or(u32::MAX);
-        let permit = self.array.acquire_partial_rows(pages).await;
+        let permit = self.array.memory.acquire_partial_rows(pages).await;
         for ((strip, row), parts) in partial {
             let mut page = self.read_row(strip, row).await?;
             for (at, data) in parts {
@@ -102,13 +102,14 @@ impl<'a> Stripe<'a> {
     /// Reads one row of data, to be changed.
     async fn read_row(&self, strip: u16, row: u32) -> Result<BufMut, StripeError> {
         let (role, rows) = (StripRole::Data(strip), row..row + 1);
-        let mut page = self.array.scratch.credit().alloc_page(ROW);
-        match self.read(role, &rows, &self.array.scratch).await {
+        let mut page = self.array.memory.scratch.credit().alloc_page(ROW);
+        match self.read(role, &rows, &self.array.memory.scratch).await {
             Ok(data) => data.copy_to(&mut page),
             Err(failure) => {
                 self.handle_read_failure(failure).await?;
-                let data =
-                    self.reconstruct_and_repair(strip, &rows, failure, &self.array.scratch).await?;
+                let data = self
+                    .reconstruct_and_repair(strip, &rows, failure, &self.array.memory.scratch)
+                    .await?;
                 data.copy_to(&mut page);
             }
         }

@@ -7,15 +7,16 @@ use futures_util::future::join_all;
 use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
 use smallvec::SmallVec;
 
-use super::array::member_bit;
+use super::RaidVolume;
+use super::array_memory::MAX_SCRATCH_PAGES;
 use super::hedged_read::NoDirectReply;
+use super::member_bits::member_bit;
 use super::mistake::Mistake;
 use super::read_exclusion::ReadGuard;
 use super::row_plan::Available;
 use super::stripe::{
     ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows, stripe_key,
 };
-use super::{Array, RaidVolume};
 
 /// Most rows that are reconstructed at a time.
 pub(super) const MAX_RECONSTRUCT_ROWS: u32 = 16;
@@ -115,7 +116,7 @@ impl RaidVolume {
         // An unanswered operation keeps the memory that it was given.
         let hedge_ctx = no_reply
             .may_hold_memory()
-            .then(|| self.array.hedge_ctx(run.rows.len() * ROW_BYTES as usize));
+            .then(|| self.array.memory.hedge_ctx(run.rows.len() * ROW_BYTES as usize));
         let hedge_ctx = hedge_ctx.flatten();
         let ctx = hedge_ctx.as_ref().unwrap_or(ctx);
         let failure = match no_reply {
@@ -151,8 +152,8 @@ impl RaidVolume {
             return Err(StripeError::Unrecoverable);
         }
         let mut data = Bufs::new();
-        let most = (Array::MAX_SCRATCH_PAGES / stripe.reconstruct_pages_per_row())
-            .clamp(1, MAX_RECONSTRUCT_ROWS);
+        let most =
+            (MAX_SCRATCH_PAGES / stripe.reconstruct_pages_per_row()).clamp(1, MAX_RECONSTRUCT_ROWS);
         let mut start = run.rows.start;
         while start < run.rows.end {
             let rows = start..run.rows.end.min(start + most);
@@ -174,7 +175,8 @@ impl Stripe<'_> {
         ctx: &Ctx,
     ) -> Result<Bufs, StripeError> {
         let count = rows.end - rows.start;
-        let _scratch = self.array.acquire_scratch(count * self.reconstruct_pages_per_row()).await;
+        let _scratch =
+            self.array.memory.acquire_scratch(count * self.reconstruct_pages_per_row()).await;
         if let Redundancy::Copies(_) = self.geometry.redundancy() {
             let copy = self.read_and_repair_copies(strip, rows).await?;
             return Ok(copy.iter().map(|page| copy_page(page, ctx)).collect());
@@ -203,7 +205,7 @@ impl Stripe<'_> {
             let data = read_set.pages_of(StripRole::Data(strip)).iter().cloned().collect();
             self.write(StripRole::Data(strip), rows.start, data, false).await?;
             for column in self.available_columns(StripRole::Data(strip)) {
-                self.array.count_repaired(column.member, rows.end - rows.start);
+                self.array.members.count_repaired(column.member, rows.end - rows.start);
             }
         }
         Ok(())
@@ -218,15 +220,15 @@ impl Stripe<'_> {
         let mut failed = SmallVec::<[Column; 2]>::new();
         let mut columns: SmallVec<[Column; 4]> =
             self.available_columns(StripRole::Data(strip)).collect();
-        columns.sort_by_key(|column| self.array.slow_members() & member_bit(column.member) != 0);
+        columns.sort_by_key(|column| self.array.members.slow() & member_bit(column.member) != 0);
         for column in columns {
-            match self.read_at(column, rows, &self.array.scratch).await {
+            match self.read_at(column, rows, &self.array.memory.scratch).await {
                 Ok(data) => {
                     let _exclusion =
                         if failed.is_empty() { None } else { self.exclude_reads().await };
                     for column in failed {
                         self.write_at(column, rows.start, data.clone(), false).await?;
-                        self.array.count_repaired(column.member, rows.end - rows.start);
+                        self.array.members.count_repaired(column.member, rows.end - rows.start);
                     }
                     return Ok(split_into_rows(&data));
                 }

@@ -5,8 +5,9 @@ use std::rc::Rc;
 use block::Error;
 use geometry::Column;
 
+use super::RaidVolume;
+use super::extent::Extent;
 use super::stripe::stripe_key;
-use super::{Extent, RaidVolume};
 
 /// Rows that are copied at a time.
 const MAX_COPY_ROWS: u32 = 64;
@@ -72,11 +73,15 @@ impl RaidVolume {
             }
             let most = if row < single_until { 1 } else { MAX_COPY_ROWS };
             let rows = u32::try_from(end - row).unwrap_or(most).min(most);
-            let _scratch = self.array.acquire_scratch(rows).await;
-            let read =
-                self.array.read(from.member, from.first_row + row, rows, &self.array.scratch).await;
+            let _scratch = self.array.memory.acquire_scratch(rows).await;
+            let read = self
+                .array
+                .read_member(from.member, from.first_row + row, rows, &self.array.memory.scratch)
+                .await;
             match read {
-                Ok(data) => self.array.write(to.member, to.first_row + row, data, false).await?,
+                Ok(data) => {
+                    self.array.write_member(to.member, to.first_row + row, data, false).await?
+                }
                 // Free slots need not be copied.
                 Err(_) if (row..row + u64::from(rows)).all(|row| extent.is_free_slot_row(row)) => {}
                 Err(_) if rows > 1 => {

@@ -11,11 +11,13 @@ use geometry::{Column, DamageKind, Redundancy, ScrubResult, StripRole};
 use parity::SyndromeVerdict;
 use smallvec::{SmallVec, smallvec};
 
+use super::RaidVolume;
+use super::array_memory::MAX_SCRATCH_PAGES;
 use super::band::RowBand;
+use super::pool_metadata::Damage;
 use super::rebuild::MaintenancePace;
 use super::row_plan::Available;
 use super::stripe::{ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows};
-use super::{Array, Damage, RaidVolume};
 
 /// Most rows that are compared at a time.
 const MAX_COMPARE_ROWS: u32 = 16;
@@ -132,8 +134,7 @@ impl RaidVolume {
 impl Stripe<'_> {
     /// Reads and compares the stripe.
     async fn compare(&self, found: &mut StripeComparison) -> Result<(), StripeError> {
-        let most =
-            (Array::MAX_SCRATCH_PAGES / self.compare_pages_per_row()).clamp(1, MAX_COMPARE_ROWS);
+        let most = (MAX_SCRATCH_PAGES / self.compare_pages_per_row()).clamp(1, MAX_COMPARE_ROWS);
         let end = self.geometry.strip_rows();
         for start in (0..end).step_by(most as usize) {
             let rows = start..end.min(start + most);
@@ -159,6 +160,7 @@ impl Stripe<'_> {
         let result = {
             let _scratch = self
                 .array
+                .memory
                 .acquire_scratch((rows.end - rows.start) * self.compare_pages_per_row())
                 .await;
             match self.read_strips(rows, available).await? {
@@ -241,6 +243,7 @@ impl Stripe<'_> {
         let data: Bufs = {
             let _scratch = self
                 .array
+                .memory
                 .acquire_scratch((rows.end - rows.start) * self.reconstruct_pages_per_row())
                 .await;
             let (read_set, _) = self.reconstruct(rows, wrong).await?;
@@ -257,7 +260,7 @@ impl Stripe<'_> {
         self.rewrite_band(&band, wrong).await?;
         self.array.mark_stale(&self.extent, self.geometry.region_bit(self.slot)).await?;
         for column in self.available_columns(role) {
-            self.array.count_repaired(column.member, rows.end - rows.start);
+            self.array.members.count_repaired(column.member, rows.end - rows.start);
         }
         Ok(())
     }
@@ -274,7 +277,7 @@ impl Stripe<'_> {
             }
         };
         let (kind, extent) = (DamageKind::Inconsistent, self.extent.number);
-        self.array.report_damage(Damage { kind, member: None, extent, rows });
+        self.array.metadata.report_damage(Damage { kind, member: None, extent, rows });
     }
 
     async fn compare_copies(
@@ -299,10 +302,10 @@ impl Stripe<'_> {
             self.available_columns(StripRole::Data(strip)).collect();
         let count = rows.end - rows.start;
         let copies = u32::try_from(columns.len()).unwrap_or(u32::MAX);
-        let _scratch = self.array.acquire_scratch(count.saturating_mul(copies)).await;
+        let _scratch = self.array.memory.acquire_scratch(count.saturating_mul(copies)).await;
         let mut read: SmallVec<[(Column, Option<RowPages>); 4]> = SmallVec::new();
         for column in columns {
-            match self.read_at(column, rows, &self.array.scratch).await {
+            match self.read_at(column, rows, &self.array.memory.scratch).await {
                 Ok(data) => read.push((column, Some(split_into_rows(&data)))),
                 Err(error) => {
                     self.handle_read_failure(ReadFailure(Some((column, error)))).await?;
@@ -326,7 +329,7 @@ impl Stripe<'_> {
             for (column, _) in wrong {
                 let _exclusion = self.exclude_reads().await;
                 self.write_at(*column, row, right.clone().into(), false).await?;
-                self.array.count_repaired(column.member, 1);
+                self.array.members.count_repaired(column.member, 1);
                 found.totals.repaired += 1;
             }
         }

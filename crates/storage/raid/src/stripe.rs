@@ -8,9 +8,11 @@ use futures_util::future::join_all;
 use geometry::{Column, DamageKind, ROW_BYTES, RaidGeometry, Redundancy, StripRole};
 use smallvec::SmallVec;
 
-use super::Extent;
-use super::array::{Array, Damage, SlotId, member_bit};
+use super::array::Array;
+use super::extent::{Extent, SlotId};
 use super::log_batch::contiguous;
+use super::member_bits::member_bit;
+use super::pool_metadata::Damage;
 use super::read_exclusion::{ReadExclusion, StripeReads};
 use super::row_parity::KnownRow;
 use super::row_plan::{Available, StripSet, Unrecoverable};
@@ -164,8 +166,9 @@ impl Stripe<'_> {
 
     /// The column to read a strip from: not slow if possible, then the least busy.
     pub(super) fn least_busy_column(&self, role: StripRole) -> Option<Column> {
-        let slow = self.array.slow_members();
-        let order = |c: &Column| (slow & member_bit(c.member) != 0, self.array.in_flight(c.member));
+        let slow = self.array.members.slow();
+        let order =
+            |c: &Column| (slow & member_bit(c.member) != 0, self.array.members.in_flight(c.member));
         self.available_columns(role).min_by_key(order)
     }
 
@@ -177,7 +180,7 @@ impl Stripe<'_> {
         ctx: &Ctx,
     ) -> Result<Bufs, Error> {
         let at = self.member_row(column, rows.start);
-        self.array.read(column.member, at, rows.end - rows.start, ctx).await
+        self.array.read_member(column.member, at, rows.end - rows.start, ctx).await
     }
 
     /// Writes rows of a strip to all copies that are not stale. A member that fails is detached.
@@ -209,7 +212,7 @@ impl Stripe<'_> {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        self.array.write(column.member, self.member_row(column, row), data, fua).await
+        self.array.write_member(column.member, self.member_row(column, row), data, fua).await
     }
 
     /// Reads rows of these strips, or returns the strips that cannot be read. A member that is gone
@@ -219,9 +222,9 @@ impl Stripe<'_> {
         rows: &Range<u32>,
         strips: Available,
     ) -> Result<Result<ReadSet, Available>, Error> {
-        let each = strips
-            .roles()
-            .map(|role| async move { (role, self.read(role, rows, &self.array.scratch).await) });
+        let each = strips.roles().map(|role| async move {
+            (role, self.read(role, rows, &self.array.memory.scratch).await)
+        });
         let (mut read_set, mut failed) = (ReadSet::default(), SmallVec::<[StripRole; 2]>::new());
         for (role, found) in join_all(each).await {
             match found {
@@ -242,7 +245,7 @@ impl Stripe<'_> {
                 self.array.detach_member(column.member, error).await
             }
             Some((column, error)) => {
-                self.array.report_damage(self.damage_of(column, error));
+                self.array.metadata.report_damage(self.damage_of(column, error));
                 Ok(())
             }
             None => Ok(()),
@@ -299,7 +302,7 @@ impl Stripe<'_> {
                         rows,
                         missing(readable),
                         read_set,
-                        &self.array.scratch,
+                        &self.array.memory.scratch,
                     );
                     return Ok((reconstructed?, avoid));
                 }
@@ -344,7 +347,7 @@ impl Stripe<'_> {
 
     /// Scratch memory, page by page.
     pub(super) fn scratch_pages(&self, count: usize) -> Vec<BufMut> {
-        let credit = self.array.scratch.credit();
+        let credit = self.array.memory.scratch.credit();
         (0..count).map(|_| credit.alloc_page(ROW)).collect()
     }
 }

@@ -705,7 +705,8 @@ impl CrashTest {
         if is_sound && inconsistent > 0 {
             return Err(format!("round {n}: {inconsistent} rows do not fit"));
         }
-        let hedged: u64 = array.counters().map(|errors| errors.hedged_reads.load(Relaxed)).sum();
+        let hedged: u64 =
+            array.members.counters().map(|errors| errors.hedged_reads.load(Relaxed)).sum();
         self.disks.book.hedged_reads.set(self.disks.book.hedged_reads.get() + hedged);
         drop((workload, dev, array));
         self.disks.cut_power(&mut self.rng);

@@ -12,13 +12,14 @@ use std::time::Duration;
 use block::{Bufs, Error};
 use geometry::{ROW_BYTES, Redundancy, RowSet, StripRole, StripRun};
 
+use super::RaidVolume;
 use super::band::RowBand;
+use super::extent::Extent;
 use super::partial_rows::StripFragment;
 use super::rebuild::MaintenancePace;
 use super::row_plan::{Available, StripSet};
 use super::scrub::ScrubPass;
 use super::stripe::{Stripe, StripeError};
-use super::{Extent, RaidVolume};
 
 /// In how many successive passes a row must be unreadable before it is given up,
 const MIN_FAILED_PASSES: u32 = 2;
@@ -157,6 +158,7 @@ impl Stripe<'_> {
         let rows = row..row + 1;
         let _scratch = self
             .array
+            .memory
             .acquire_scratch(self.reconstruct_pages_per_row() + self.all_strips().len())
             .await;
         if let Redundancy::Copies(_) = self.geometry.redundancy() {
@@ -185,7 +187,7 @@ impl Stripe<'_> {
     /// Counts strips that were given up for their disks.
     fn count_unrecoverable(&self, lost: Available) {
         for column in lost.roles().flat_map(|role| self.available_columns(role)) {
-            self.array.count_unrecoverable(column.member);
+            self.array.members.count_unrecoverable(column.member);
         }
     }
 

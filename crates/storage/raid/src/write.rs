@@ -11,16 +11,18 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::RaidVolume;
-use super::array::{Array, LogPositions, member_bit};
+use super::array::Array;
 use super::band::{RowBand, split_into_bands};
 use super::bounded_concurrency::run_bounded;
+use super::intent_locks::IntentRegion;
 use super::log_batch::EntryKind;
+use super::member_bits::{MemberBits, member_bit};
 use super::mistake::Mistake;
+use super::parity_log::LogPositions;
 use super::partial_rows::StripFragment;
 use super::row_parity::complete_parity;
 use super::row_plan::{Available, RowPlan, StripSet, Unrecoverable, WriteMethod, plan_row};
 use super::stripe::{ReadSet, RowPages, Stripe, StripeError, page_aligned, split_into_rows};
-use super::write_intents::{IntentRegion, MemberBits};
 
 const ROW: usize = ROW_BYTES as usize;
 
@@ -280,7 +282,8 @@ impl Stripe<'_> {
             let plan = plan_without(trusted.union(self.strips_on_slow_members()))
                 .or_else(|Unrecoverable| plan_without(trusted));
             let plan = plan.or_else(|Unrecoverable| plan_without(unreadable))?;
-            let _scratch = self.array.acquire_scratch(self.band_scratch_pages(&plan, band)).await;
+            let _scratch =
+                self.array.memory.acquire_scratch(self.band_scratch_pages(&plan, band)).await;
             match self.read_strips(&band.rows, plan.reads).await? {
                 Ok(read_set) => return self.write_planned_band(band, &plan, read_set, fua).await,
                 Err(failed) => unreadable = unreadable.union(failed),
@@ -325,7 +328,7 @@ impl Stripe<'_> {
                 &band.rows,
                 self.unread_strips(plan.reads),
                 read_set,
-                &self.array.scratch,
+                &self.array.memory.scratch,
             )?,
             _ => read_set,
         };
@@ -428,7 +431,7 @@ impl Stripe<'_> {
 
     fn new_contents(&self, band: &RowBand) -> SmallVec<[NewStrip; 2]> {
         let new = |(strip, data): &(u16, Bufs)| {
-            let data = page_aligned(data.clone(), || self.array.scratch.alloc(data.len()));
+            let data = page_aligned(data.clone(), || self.array.memory.scratch.alloc(data.len()));
             NewStrip { strip: *strip, pages: split_into_rows(&data), data }
         };
         band.data.iter().map(new).collect()

@@ -3,7 +3,7 @@
 //!
 //! A log entry names a region of one strip, some stripes long. It stays until the region has not
 //! been written for a while, so hot regions cost nothing. A writer
-//! [begins](WriteIntents::begin_write) all its regions at once, so none waits for log space while
+//! [begins](IntentLocks::begin_write) all its regions at once, so none waits for log space while
 //! it holds a region. The logs of all members that are written have the entry, since any of them
 //! may be the only one left. A copy that was rebuilt or moved since lies on a member whose log
 //! lacks the entry.
@@ -12,7 +12,8 @@ use std::cell::RefCell;
 
 use rustc_hash::FxHashMap;
 
-use super::array::LogPositions;
+use super::member_bits::MemberBits;
+use super::parity_log::LogPositions;
 
 /// Most intents at a time; bounds the resynchronisation after a crash.
 const MAX_INTENTS: usize = 128;
@@ -20,12 +21,9 @@ const MAX_INTENTS: usize = 128;
 /// A region: extent, first slot, strip.
 pub(super) type IntentRegion = (u64, u32, u16);
 
-/// A set of members, one bit each.
-pub(super) type MemberBits = u128;
-
 /// The write intents of an array.
 #[derive(Debug, Default)]
-pub(super) struct WriteIntents(RefCell<IntentTable>);
+pub(super) struct IntentLocks(RefCell<IntentTable>);
 
 #[derive(Debug, Default)]
 struct IntentTable {
@@ -64,7 +62,7 @@ pub(super) enum BeginOutcome {
     Wait,
 }
 
-impl WriteIntents {
+impl IntentLocks {
     /// Begins a write of all these regions on these members, or tells what to do before trying
     /// again.
     pub(super) fn begin_write(&self, regions: &[(IntentRegion, MemberBits)]) -> BeginOutcome {
@@ -220,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_write_begins_all_its_intents_at_once() {
-        let intents = WriteIntents::default();
+        let intents = IntentLocks::default();
         assert_eq!(intents.begin_write(&[A, B]), BeginOutcome::LogIntent(A.0, A.1));
         assert_eq!(intents.begin_write(&[A]), BeginOutcome::Wait, "on its way");
         assert_eq!(intents.begin_write(&[A, B]), BeginOutcome::LogIntent(B.0, B.1));
@@ -241,7 +239,7 @@ mod tests {
 
     #[test]
     fn an_intent_stays_until_its_writes_are_durable() {
-        let intents = WriteIntents::default();
+        let intents = IntentLocks::default();
         intents.begin_write(&[A]);
         intents.record_logged(A.0, A.1, Some(receipt(1)));
         assert_eq!(intents.begin_write(&[A]), BeginOutcome::Begun);
@@ -265,7 +263,7 @@ mod tests {
 
     #[test]
     fn an_intent_being_logged_is_not_closed() {
-        let intents = WriteIntents::default();
+        let intents = IntentLocks::default();
         assert_eq!(intents.begin_write(&[A]), BeginOutcome::LogIntent(A.0, A.1));
         assert!(intents.take_clearable(true).is_empty());
         intents.record_logged(A.0, A.1, Some(receipt(1)));
@@ -279,7 +277,7 @@ mod tests {
     /// A member was rebuilt, or replaced.
     #[test]
     fn every_written_member_has_the_intent_in_its_log() {
-        let (intents, third) = (WriteIntents::default(), (A.0, 0b111));
+        let (intents, third) = (IntentLocks::default(), (A.0, 0b111));
         intents.begin_write(&[A]);
         intents.record_logged(A.0, A.1, Some(receipt(1)));
         assert_eq!(intents.begin_write(&[third]), BeginOutcome::LogIntent(A.0, 0b100));
@@ -305,7 +303,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_intent_is_closed_first() {
-        let intents = WriteIntents::default();
+        let intents = IntentLocks::default();
         let region = |n: u32| ((1, n, 0), 1);
         for n in 0..=MAX_INTENTS as u32 {
             intents.begin_write(&[region(n)]);
