@@ -4,7 +4,7 @@ use block::Error;
 use geometry::MAX_MEMBERS;
 
 use super::array::Array;
-use super::intent_locks::{BeginOutcome, IntentRegion};
+use super::intent_locks::{IntentRegion, LockAttempt};
 use super::log_batch::EntryKind;
 use super::member_bits::MemberBits;
 use super::mistake::Mistake;
@@ -13,11 +13,11 @@ use super::parity_log::LogPositions;
 impl Array {
     /// Waits until the copies of these regions may be written on these members: an intent for each,
     /// made by `what`, is in the logs of all that are not detached. Pairs with
-    /// [`Self::end_copy_write`].
+    /// [`Self::unlock_copies`].
     ///
     /// # Errors
     /// Those of [`Self::append_to_logs`].
-    pub(super) async fn begin_copy_write(
+    pub(super) async fn lock_copies(
         &self,
         regions: &[(IntentRegion, MemberBits)],
         intent: impl Fn(IntentRegion) -> EntryKind,
@@ -25,10 +25,10 @@ impl Array {
         loop {
             let changed = self.log_space_freed.notified();
             self.check_writable()?;
-            match self.intent_locks.begin_write(regions) {
-                BeginOutcome::Begun => return Ok(()),
-                BeginOutcome::Wait => changed.await,
-                BeginOutcome::LogIntent(region, members) => {
+            match self.intent_locks.try_lock(regions) {
+                LockAttempt::Locked => return Ok(()),
+                LockAttempt::Wait => changed.await,
+                LockAttempt::LogIntent(region, members) => {
                     let mut logging =
                         IntentLogging { array: self, region, members, positions: None };
                     let changes = self.members.changes();
@@ -53,14 +53,14 @@ impl Array {
 
     /// Notes that the copies of these regions are written, in region `written` of the extent;
     /// `durable` if already durable.
-    pub(super) async fn end_copy_write(
+    pub(super) async fn unlock_copies(
         &self,
         regions: &[IntentRegion],
         written: u32,
         durable: bool,
     ) -> Result<(), Error> {
         let is_unflushed = self.members.is_volatile() && !durable;
-        self.intent_locks.end_write(
+        self.intent_locks.unlock(
             regions,
             written,
             is_unflushed.then(|| self.unflushed.borrow().flushes_begun()),

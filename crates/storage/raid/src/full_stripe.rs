@@ -8,27 +8,15 @@ use futures_util::future::join_all;
 use geometry::{Column, ROW_BYTES, StripRole};
 use smallvec::SmallVec;
 
-use super::array_memory::MAX_SCRATCH_PAGES;
+use super::fragments::StripFragment;
 use super::log_batch::EntryKind;
 use super::mistake::Mistake;
 use super::parity_log::LogPositions;
-use super::partial_rows::StripFragment;
 use super::stripe::{Stripe, StripeError, page_aligned};
 
 const ROW: usize = ROW_BYTES as usize;
 
 impl Stripe<'_> {
-    /// Whether `fragments`, which do not overlap, cover a stripe that may be written out of place.
-    pub(super) fn is_full_stripe(&self, fragments: &[StripFragment]) -> bool {
-        let bytes: usize = fragments.iter().map(|fragment| fragment.data.len()).sum();
-        let parities = u64::from(self.geometry.redundancy().parity_strips());
-        let all = self.geometry.stripe_rows();
-        let needed = parities * u64::from(self.geometry.strip_rows()) + all;
-        parities > 0
-            && bytes as u64 == all * u64::from(ROW_BYTES)
-            && needed <= u64::from(MAX_SCRATCH_PAGES)
-    }
-
     /// Writes all of stripe `number`. The caller holds the stripe lock.
     pub(super) async fn write_full_stripe(
         &self,

@@ -12,14 +12,15 @@ use futures_util::future::join_all;
 use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
 use smallvec::SmallVec;
 
-use super::RaidVolume;
 use super::health::{DeadlineExceeded, MemberIo};
 use super::member_bits::{MemberBits, member_bit};
 use super::mistake::Mistake;
 use super::read::MAX_RECONSTRUCT_ROWS;
-use super::read_exclusion::ReadGuard;
+use super::read_locks::SharedReadLock;
 use super::row_plan::{Available, StripSet};
 use super::stripe::{ReadFailure, ReadSet, Stripe, split_into_rows};
+use super::stripe_locks::stripe_key;
+use super::volume::RaidVolume;
 
 /// Interval between attempts to read from other members.
 const ALTERNATIVE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -170,9 +171,9 @@ impl RaidVolume {
         let copies = matches!(self.geometry.redundancy(), Redundancy::Copies(_));
         let _lock = match copies || self.array.makes_mistake(Mistake::HedgesWithoutStripeLock) {
             true => None,
-            false => Some(self.lock_stripe(index, run.stripe).await),
+            false => Some(self.lock_stripe((index, run.stripe)).await),
         };
-        let stripe = self.stripe(index, run.stripe).ok()?;
+        let stripe = self.stripe((index, run.stripe)).ok()?;
         let (mut data, mut start) = (Bufs::new(), run.rows.start);
         while start < run.rows.end {
             let rows = start..run.rows.end.min(start + MAX_RECONSTRUCT_ROWS);
@@ -188,12 +189,12 @@ impl RaidVolume {
         &self,
         (index, run): (u32, &StripRun),
         (column, io): (Column, Option<Box<MemberIo>>),
-        read_guard: Option<ReadGuard<'_>>,
+        read_lock: Option<SharedReadLock<'_>>,
         ctx: &Ctx,
     ) -> Result<Bufs, ReadFailure> {
         let member = column.member;
         if let Some(mut io) = io {
-            let reply = self.first_reply((index, run), member, &mut io, read_guard).await;
+            let reply = self.first_reply((index, run), member, &mut io, read_lock).await;
             match reply {
                 Some(Ok(data)) => return Ok(data),
                 Some(Err(error)) => {
@@ -203,7 +204,7 @@ impl RaidVolume {
                 None => io.orphan(),
             }
         } else {
-            drop(read_guard);
+            drop(read_lock);
         }
         match self.read_alternative(index, run, member).await {
             Some(data) => Ok(data),
@@ -218,11 +219,11 @@ impl RaidVolume {
         (index, run): (u32, &StripRun),
         member: u16,
         io: &mut Box<MemberIo>,
-        read_guard: Option<ReadGuard<'_>>,
+        read_lock: Option<SharedReadLock<'_>>,
     ) -> Option<Result<Bufs, Error>> {
         let excluded = async {
-            match &read_guard {
-                Some(read_guard) => read_guard.exclusion_requested().await,
+            match &read_lock {
+                Some(read_lock) => read_lock.exclusion_requested().await,
                 None => std::future::pending().await,
             }
         };
@@ -253,12 +254,12 @@ impl RaidVolume {
         ctx: &Ctx,
     ) -> Result<Bufs, ReadFailure> {
         let (role, gone) = (StripRole::Data(run.strip), |_| ReadFailure(None));
-        let stripe = self.stripe(index, run.stripe).map_err(gone)?;
-        match self.stripe_reads.try_begin(super::stripe::stripe_key(index, run.stripe)) {
-            Some(_read_guard) => stripe.read(role, &run.rows, ctx).await,
+        let stripe = self.stripe((index, run.stripe)).map_err(gone)?;
+        match self.read_locks.try_lock_shared(stripe_key((index, run.stripe))) {
+            Some(_read_lock) => stripe.read(role, &run.rows, ctx).await,
             None => {
-                let _lock = self.lock_stripe(index, run.stripe).await;
-                let stripe = self.stripe(index, run.stripe).map_err(gone)?;
+                let _lock = self.lock_stripe((index, run.stripe)).await;
+                let stripe = self.stripe((index, run.stripe)).map_err(gone)?;
                 stripe.read(role, &run.rows, ctx).await
             }
         }

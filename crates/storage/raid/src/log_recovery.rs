@@ -162,7 +162,7 @@ impl LogContents {
             let (geometry, extent) = by_number.get(&key.0)?;
             let extent = Rc::clone(extent);
             let stripe =
-                Stripe { array, geometry: *geometry, extent, slot: key.1, client_reads: None };
+                Stripe { array, geometry: *geometry, extent, slot: key.1, read_locks: None };
             (key.1 < geometry.slots() && key.2 < geometry.strip_rows())
                 .then_some((stripe, key.2, latest))
         });
@@ -174,7 +174,7 @@ impl LogContents {
             let (geometry, extent) = by_number.get(&number)?;
             let (geometry, extent) = (*geometry, Rc::clone(extent));
             (slot < geometry.stripes())
-                .then_some((Stripe { array, geometry, extent, slot, client_reads: None }, strip))
+                .then_some((Stripe { array, geometry, extent, slot, read_locks: None }, strip))
         });
         let regions = stream::iter(regions)
             .map(|(stripe, strip)| async move { stripe.resync_copies(strip).await });

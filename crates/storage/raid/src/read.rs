@@ -7,16 +7,16 @@ use futures_util::future::join_all;
 use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
 use smallvec::SmallVec;
 
-use super::RaidVolume;
 use super::array_memory::MAX_SCRATCH_PAGES;
+use super::fragments::strip_runs;
 use super::hedged_read::NoDirectReply;
 use super::member_bits::member_bit;
 use super::mistake::Mistake;
-use super::read_exclusion::ReadGuard;
+use super::read_locks::SharedReadLock;
 use super::row_plan::Available;
-use super::stripe::{
-    ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows, stripe_key,
-};
+use super::stripe::{ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows};
+use super::stripe_locks::stripe_key;
+use super::volume::RaidVolume;
 
 /// Most rows that are reconstructed at a time.
 pub(super) const MAX_RECONSTRUCT_ROWS: u32 = 16;
@@ -33,7 +33,7 @@ impl RaidVolume {
     }
 
     async fn read_rows(&self, rows: &Range<u64>, lba: Lba, ctx: &Ctx) -> Result<Bufs, Error> {
-        let mut runs = self.strip_runs(rows);
+        let mut runs = strip_runs(self.geometry, rows);
         let first = runs.next().ok_or(Error::OutOfRange)?;
         let second = runs.next();
         let Some(second) = second else {
@@ -49,20 +49,6 @@ impl RaidVolume {
         Ok(data)
     }
 
-    /// Splits rows of the volume at extents and strips; with the index of the extent.
-    pub(super) fn strip_runs(
-        &self,
-        rows: &Range<u64>,
-    ) -> impl Iterator<Item = (u32, StripRun)> + use<> {
-        let (geometry, rows) = (self.geometry, rows.clone());
-        let each = geometry.total_rows();
-        (rows.start / each..rows.end.div_ceil(each)).flat_map(move |n| {
-            let (from, to) = (rows.start.max(n * each), rows.end.min((n + 1) * each));
-            let index = u32::try_from(n).unwrap_or(u32::MAX);
-            geometry.strip_runs(from - n * each, to - from).map(move |run| (index, run))
-        })
-    }
-
     async fn read_run(
         &self,
         (index, run): (u32, StripRun),
@@ -76,15 +62,15 @@ impl RaidVolume {
             return Err(Error::Unreadable { at: lba });
         }
         drop(extent);
-        let stripe = self.stripe(index, run.stripe)?;
+        let stripe = self.stripe((index, run.stripe))?;
         let role = StripRole::Data(run.strip);
-        let read_guard = self.stripe_reads.try_begin(stripe_key(index, run.stripe));
-        let found = match read_guard {
+        let read_lock = self.read_locks.try_lock_shared(stripe_key((index, run.stripe)));
+        let found = match read_lock {
             Some(_) => stripe.read_with_deadline(role, &run.rows, ctx).await,
             None => {
-                let _lock = self.lock_stripe(index, run.stripe).await;
+                let _lock = self.lock_stripe((index, run.stripe)).await;
                 // The stripe may have moved since, or the rows may be lost.
-                let stripe = self.stripe(index, run.stripe)?;
+                let stripe = self.stripe((index, run.stripe))?;
                 if self.overlaps_lost_rows(&stripe.extent, &run) {
                     return Err(Error::Unreadable { at: lba });
                 }
@@ -95,7 +81,7 @@ impl RaidVolume {
             Ok(data) => Ok(data),
             // Rare cases are boxed, to keep the future of a plain read small.
             Err(no_reply) => {
-                let fallback = self.read_fallback(index, &run, no_reply, read_guard, ctx);
+                let fallback = self.read_fallback(index, &run, no_reply, read_lock, ctx);
                 Box::pin(fallback).await.map_err(|failure| match failure {
                     StripeError::Unrecoverable => Error::Unreadable { at: lba },
                     StripeError::Array(error) => error,
@@ -110,7 +96,7 @@ impl RaidVolume {
         index: u32,
         run: &StripRun,
         no_reply: NoDirectReply,
-        read_guard: Option<ReadGuard<'_>>,
+        read_lock: Option<SharedReadLock<'_>>,
         ctx: &Ctx,
     ) -> Result<Bufs, StripeError> {
         // An unanswered operation keeps the memory that it was given.
@@ -121,17 +107,17 @@ impl RaidVolume {
         let ctx = hedge_ctx.as_ref().unwrap_or(ctx);
         let failure = match no_reply {
             NoDirectReply::Failed(failure) => {
-                drop(read_guard);
+                drop(read_lock);
                 failure
             }
             NoDirectReply::Late(column, io) => {
-                match self.hedged_read((index, run), (column, io), read_guard, ctx).await {
+                match self.hedged_read((index, run), (column, io), read_lock, ctx).await {
                     Ok(data) => return Ok(data),
                     Err(failure) => failure,
                 }
             }
         };
-        self.stripe(index, run.stripe)?.handle_read_failure(failure).await?;
+        self.stripe((index, run.stripe))?.handle_read_failure(failure).await?;
         self.read_by_reconstruction(index, run, failure, ctx).await
     }
 
@@ -145,9 +131,9 @@ impl RaidVolume {
     ) -> Result<Bufs, StripeError> {
         let _lock = match self.array.makes_mistake(Mistake::ReconstructsWithoutStripeLock) {
             true => None,
-            false => Some(self.lock_stripe(index, run.stripe).await),
+            false => Some(self.lock_stripe((index, run.stripe)).await),
         };
-        let stripe = self.stripe(index, run.stripe)?;
+        let stripe = self.stripe((index, run.stripe))?;
         if self.overlaps_lost_rows(&stripe.extent, run) {
             return Err(StripeError::Unrecoverable);
         }

@@ -12,12 +12,12 @@ use block::{Bufs, Error};
 use futures_util::future::join_all;
 use geometry::{Redundancy, StripRole};
 
-use super::RaidVolume;
 use super::array_memory::MAX_SCRATCH_PAGES;
 use super::extent::Extent;
 use super::mistake::Mistake;
 use super::row_plan::Available;
 use super::stripe::{Stripe, StripeError};
+use super::volume::RaidVolume;
 
 /// Most rows that are rebuilt at a time.
 const MAX_REBUILD_ROWS: u32 = 16;
@@ -135,13 +135,13 @@ impl RaidVolume {
     async fn rebuild_stripe(&self, index: u32, number: u32) -> Result<(), StripeError> {
         let _lock = match self.array.makes_mistake(Mistake::RebuildsWithoutStripeLock) {
             true => None,
-            false => Some(self.lock_stripe(index, number).await),
+            false => Some(self.lock_stripe((index, number)).await),
         };
         if self.extent(index).is_none() {
             // The extent was freed meanwhile.
             return Err(StripeError::Unrecoverable);
         }
-        let stripe = self.stripe(index, number)?;
+        let stripe = self.stripe((index, number))?;
         self.array.wait_durable(stripe.slot_id()).await?;
         let changes = self.array.members.changes();
         let most = (MAX_SCRATCH_PAGES / stripe.rebuild_pages_per_row()).clamp(1, MAX_REBUILD_ROWS);

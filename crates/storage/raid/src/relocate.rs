@@ -5,9 +5,9 @@ use std::rc::Rc;
 use block::Error;
 use geometry::Column;
 
-use super::RaidVolume;
 use super::extent::Extent;
-use super::stripe::stripe_key;
+use super::stripe_locks::stripe_key;
+use super::volume::RaidVolume;
 
 /// Rows that are copied at a time.
 const MAX_COPY_ROWS: u32 = 64;
@@ -31,7 +31,7 @@ impl RaidVolume {
     ) -> Result<bool, Error> {
         let mut locks = Vec::new();
         for stripe in 0..self.geometry.stripes() {
-            locks.push(self.lock_stripe(index, stripe).await);
+            locks.push(self.lock_stripe((index, stripe)).await);
         }
         let Some(extent) = self.extent(index) else { return Ok(false) };
         let Some(from) = extent.columns().get(usize::from(column)).copied() else {
@@ -49,7 +49,7 @@ impl RaidVolume {
         }
         let mut exclusions = Vec::new();
         for stripe in 0..self.geometry.stripes() {
-            exclusions.push(self.stripe_reads.exclude(stripe_key(index, stripe)).await);
+            exclusions.push(self.read_locks.lock_exclusive(stripe_key((index, stripe))).await);
         }
         if !commit().await.inspect_err(|why| self.array.stop_writes(*why))? {
             return Ok(false);

@@ -11,13 +11,13 @@ use geometry::{Column, DamageKind, Redundancy, ScrubResult, StripRole};
 use parity::SyndromeVerdict;
 use smallvec::{SmallVec, smallvec};
 
-use super::RaidVolume;
 use super::array_memory::MAX_SCRATCH_PAGES;
 use super::band::RowBand;
 use super::pool_metadata::Damage;
 use super::rebuild::MaintenancePace;
 use super::row_plan::Available;
 use super::stripe::{ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows};
+use super::volume::RaidVolume;
 
 /// Most rows that are compared at a time.
 const MAX_COMPARE_ROWS: u32 = 16;
@@ -86,7 +86,7 @@ impl RaidVolume {
         self.extent(index).iter().for_each(|extent| extent.lost_rows.set_has_unread(false));
         for number in 0..self.geometry.stripes() {
             let (begun, busy) = (tokio::time::Instant::now(), self.submitted_ops());
-            let lock = self.lock_stripe(index, number).await;
+            let lock = self.lock_stripe((index, number)).await;
             if self.extent(index).is_none() || self.is_maintenance_stopped() {
                 break;
             }
@@ -108,7 +108,7 @@ impl RaidVolume {
         pass: ScrubPass,
         totals: &mut ScrubResult,
     ) -> Result<(), StripeError> {
-        let stripe = self.stripe(key.0, key.1)?;
+        let stripe = self.stripe(key)?;
         let mut found = StripeComparison::default();
         let compared = stripe.compare(&mut found).await;
         totals.repaired += found.totals.repaired;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error, KeyedLock, copy_into};
+use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error, copy_into};
 use futures_util::future::join_all;
 use geometry::{Column, DamageKind, ROW_BYTES, RaidGeometry, Redundancy, StripRole};
 use smallvec::SmallVec;
@@ -13,7 +13,7 @@ use super::extent::{Extent, SlotId};
 use super::log_batch::contiguous;
 use super::member_bits::member_bit;
 use super::pool_metadata::Damage;
-use super::read_exclusion::{ReadExclusion, StripeReads};
+use super::read_locks::{ExclusiveReadLock, ReadLocks};
 use super::row_parity::KnownRow;
 use super::row_plan::{Available, StripSet, Unrecoverable};
 
@@ -28,7 +28,7 @@ pub(super) struct Stripe<'a> {
     /// The slot where it lies.
     pub(super) slot: u32,
     /// Client reads of it, with its key there, if clients may read it.
-    pub(super) client_reads: Option<(&'a StripeReads, u64)>,
+    pub(super) read_locks: Option<(&'a ReadLocks, u64)>,
 }
 
 /// Why something could not be done with a stripe.
@@ -95,9 +95,9 @@ impl Stripe<'_> {
     }
 
     /// Waits until no client reads the stripe, and keeps new reads away.
-    pub(super) async fn exclude_reads(&self) -> Option<ReadExclusion<'_>> {
-        let (reads, key) = self.client_reads?;
-        Some(reads.exclude(key).await)
+    pub(super) async fn exclude_reads(&self) -> Option<ExclusiveReadLock<'_>> {
+        let (reads, key) = self.read_locks?;
+        Some(reads.lock_exclusive(key).await)
     }
 
     /// Strips of data.
@@ -365,24 +365,4 @@ pub(super) fn page_aligned(data: Bufs, out: impl FnOnce() -> BufsMut) -> Bufs {
     let mut copy = out();
     copy_into(&mut copy, 0, &data);
     copy.into()
-}
-
-impl super::RaidVolume {
-    /// Stripe number `stripe` of the extent at `index`.
-    pub(super) fn stripe(&self, index: u32, stripe: u32) -> Result<Stripe<'_>, Error> {
-        let extent = self.extent(index).ok_or(Error::OutOfRange)?;
-        let (array, reads) = (&*self.array, Some((&self.stripe_reads, stripe_key(index, stripe))));
-        let slot = extent.stripe_map.slot_of(stripe).ok_or(Error::OutOfRange)?;
-        Ok(Stripe { array, geometry: self.geometry, extent, slot, client_reads: reads })
-    }
-
-    /// Waits for the stripe lock.
-    pub(super) async fn lock_stripe(&self, index: u32, stripe: u32) -> KeyedLock<'_> {
-        self.stripe_locks.lock(stripe_key(index, stripe)).await
-    }
-}
-
-/// The key of a stripe: one number for extent and stripe.
-pub(super) fn stripe_key(index: u32, stripe: u32) -> u64 {
-    u64::from(index) << 32 | u64::from(stripe)
 }

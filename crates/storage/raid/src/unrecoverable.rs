@@ -12,14 +12,14 @@ use std::time::Duration;
 use block::{Bufs, Error};
 use geometry::{ROW_BYTES, Redundancy, RowSet, StripRole, StripRun};
 
-use super::RaidVolume;
 use super::band::RowBand;
 use super::extent::Extent;
-use super::partial_rows::StripFragment;
+use super::fragments::StripFragment;
 use super::rebuild::MaintenancePace;
 use super::row_plan::{Available, StripSet};
 use super::scrub::ScrubPass;
 use super::stripe::{Stripe, StripeError};
+use super::volume::RaidVolume;
 
 /// In how many successive passes a row must be unreadable before it is given up,
 const MIN_FAILED_PASSES: u32 = 2;

@@ -1,50 +1,33 @@
 //! Writes: the holder of a stripe lock executes all writes queued for the stripe, band by band.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Buf, BufMut, Bufs, Ctx, Error, Lba};
+use block::{Buf, BufMut, Bufs, Error, Lba};
 use futures_util::future::join_all;
 use geometry::{ROW_BYTES, Redundancy, StripRole};
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::RaidVolume;
 use super::array::Array;
 use super::band::{RowBand, split_into_bands};
-use super::bounded_concurrency::run_bounded;
+use super::fragments::{StripFragment, is_full_stripe, split_by_stripe};
 use super::intent_locks::IntentRegion;
 use super::log_batch::EntryKind;
 use super::member_bits::{MemberBits, member_bit};
 use super::mistake::Mistake;
 use super::parity_log::LogPositions;
-use super::partial_rows::StripFragment;
 use super::row_parity::complete_parity;
 use super::row_plan::{Available, RowPlan, StripSet, Unrecoverable, WriteMethod, plan_row};
 use super::stripe::{ReadSet, RowPages, Stripe, StripeError, page_aligned, split_into_rows};
+use super::stripe_locks::StripeId;
+use super::volume::RaidVolume;
+use super::write_queues::QueuedWrite;
 
 const ROW: usize = ROW_BYTES as usize;
 
-/// Most queued writes that are merged under one stripe lock.
-const MAX_MERGED_WRITES: usize = 32;
-
 /// Rows of a strip's copies that one write intent covers: 1 MiB.
 const INTENT_REGION_ROWS: u32 = 256;
-
-/// Most bytes of a zeroing write, if a stripe is not longer.
-const ZERO_STEP_BYTES: u64 = 1 << 20;
-
-/// Zeroing writes of one operation that run at a time.
-const MAX_CONCURRENT_ZEROES: usize = 8;
-
-/// A write of one stripe that waits for the stripe lock, or for another writer to execute it.
-#[derive(Debug)]
-struct QueuedWrite {
-    fragments: Vec<StripFragment>,
-    fua: bool,
-    outcome: Cell<Option<Result<(), StripeError>>>,
-}
 
 /// Held while writes of a stripe are executed. It is dropped armed only in a crash; the contents of
 /// the stripe are then unknown, so all writes stop.
@@ -62,31 +45,6 @@ impl Drop for StripeWriteGuard<'_> {
     }
 }
 
-/// Writes that wait for their stripe lock, by extent and stripe.
-#[derive(Debug, Default)]
-pub(super) struct WriteQueues(RefCell<FxHashMap<(u32, u32), QueuedWrites>>);
-
-type QueuedWrites = Vec<Rc<QueuedWrite>>;
-
-impl WriteQueues {
-    fn enqueue(&self, key: (u32, u32), job: &Rc<QueuedWrite>) {
-        self.0.borrow_mut().entry(key).or_default().push(Rc::clone(job));
-    }
-
-    /// Takes the first writes of the queue, for the holder of the stripe lock; its own is among
-    /// them.
-    fn take_batch(&self, key: (u32, u32)) -> QueuedWrites {
-        let mut queues = self.0.borrow_mut();
-        let Some(queue) = queues.get_mut(&key) else { return QueuedWrites::new() };
-        let count = queue.len().min(MAX_MERGED_WRITES);
-        let taken = queue.drain(..count).collect();
-        if queue.is_empty() {
-            queues.remove(&key);
-        }
-        taken
-    }
-}
-
 impl RaidVolume {
     /// Writes `data` from byte `at` of the extents on; errors name block `lba`.
     pub(super) async fn write(
@@ -96,13 +54,13 @@ impl RaidVolume {
         fua: bool,
         lba: Lba,
     ) -> Result<(), Error> {
-        let mut stripes = self.fragments_by_stripe(at, &data).into_iter();
+        let mut stripes = split_by_stripe(self.geometry, at, &data).into_iter();
         let outcome = match (stripes.next(), stripes.len()) {
             (None, _) => Ok(()),
-            (Some((key, only)), 0) => self.write_stripe(key, only, fua).await,
+            (Some((stripe, only)), 0) => self.write_stripe(stripe, only, fua).await,
             (Some(first), _) => {
                 let all = std::iter::once(first).chain(stripes);
-                let each = all.map(|(key, fragments)| self.write_stripe(key, fragments, fua));
+                let each = all.map(|(stripe, fragments)| self.write_stripe(stripe, fragments, fua));
                 // All run to completion, even if one fails.
                 join_all(each).await.into_iter().collect()
             }
@@ -113,114 +71,56 @@ impl RaidVolume {
         })
     }
 
-    /// Zeroes bytes of the extents.
-    pub(super) async fn zero(
-        &self,
-        bytes: Range<u64>,
-        fua: bool,
-        lba: Lba,
-        ctx: &Ctx,
-    ) -> Result<(), Error> {
-        let each = self.mapped_zero_steps(bytes).map(|step| async move {
-            if ctx.is_aborted() {
-                return Err(Error::Aborted);
-            }
-            let data = Bufs::zeroes(usize::try_from(step.end - step.start).unwrap_or(0));
-            self.write(step.start, data, fua, lba).await
-        });
-        run_bounded(each, MAX_CONCURRENT_ZEROES).await
-    }
-
-    /// The allocated parts of `bytes`, in steps that begin and end on stripe boundaries where
-    /// `bytes` permits.
-    fn mapped_zero_steps(&self, bytes: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        let stripe = self.geometry.stripe_rows() * u64::from(ROW_BYTES);
-        let step = (ZERO_STEP_BYTES / stripe).max(1) * stripe;
-        let mut at = bytes.start;
-        std::iter::from_fn(move || {
-            while at < bytes.end {
-                let (len, mapped) = self.mapped_prefix(&(at..bytes.end));
-                let start = at;
-                if mapped {
-                    at = (start / step + 1).saturating_mul(step).min(start + len);
-                    return Some(start..at);
-                }
-                at += len;
-            }
-            None
-        })
-    }
-
-    /// Splits `data`, from byte `at` of the extents on, at strips, and groups it by stripe.
-    fn fragments_by_stripe(&self, at: u64, data: &Bufs) -> Vec<((u32, u32), Vec<StripFragment>)> {
-        let (row, end) = (u64::from(ROW_BYTES), at + data.len() as u64);
-        let mut all: Vec<((u32, u32), Vec<StripFragment>)> = Vec::new();
-        let mut next = at;
-        for (index, run) in self.strip_runs(&(at / row..end.div_ceil(row))) {
-            let skipped = usize::try_from(next % row).unwrap_or(0);
-            let space = run.rows.len() * ROW - skipped;
-            let done = usize::try_from(next - at).unwrap_or(0);
-            let len = space.min(data.len() - done);
-            let fragment = StripFragment {
-                strip: run.strip,
-                byte_offset: run.rows.start as usize * ROW + skipped,
-                data: data.slice(done..done + len),
-            };
-            next += len as u64;
-            let key = (index, run.stripe);
-            match all.last_mut() {
-                Some((last, fragments)) if *last == key => fragments.push(fragment),
-                _ => all.push((key, vec![fragment])),
-            }
-        }
-        all
-    }
-
+    /// Queues a write of one stripe, waits for the stripe lock, and executes what is queued, unless
+    /// an earlier holder of the lock has executed this write.
     async fn write_stripe(
         &self,
-        key: (u32, u32),
+        stripe: StripeId,
         fragments: Vec<StripFragment>,
         fua: bool,
     ) -> Result<(), StripeError> {
-        self.ensure_allocated(key.0).await?;
-        if self.partially_overwrites_lost_row(key, &fragments) {
+        self.ensure_allocated(stripe.0).await?;
+        if self.partially_overwrites_lost_row(stripe, &fragments) {
             return Err(StripeError::Unrecoverable);
         }
-        let job = Rc::new(QueuedWrite { fragments, fua, outcome: Cell::new(None) });
-        self.write_queues.enqueue(key, &job);
+        let own = Rc::new(QueuedWrite { fragments, fua, outcome: Cell::new(None) });
+        self.write_queues.enqueue(stripe, &own);
         loop {
-            let _lock = self.lock_stripe(key.0, key.1).await;
-            if let Some(outcome) = job.outcome.get() {
+            let _lock = self.lock_stripe(stripe).await;
+            if own.outcome.get().is_none() {
+                let queued = self.write_queues.take_batch(stripe);
+                let guard = StripeWriteGuard(Some(&self.array));
+                let outcome = self.execute_writes(stripe, &queued).await;
+                guard.disarm();
+                queued.iter().for_each(|write| write.outcome.set(Some(outcome)));
+            }
+            if let Some(outcome) = own.outcome.get() {
                 return outcome;
             }
-            let jobs = self.write_queues.take_batch(key);
-            let guard = StripeWriteGuard(Some(&self.array));
-            let outcome = self.execute_writes(key, &jobs).await;
-            guard.disarm();
-            jobs.iter().for_each(|job| job.outcome.set(Some(outcome)));
         }
     }
 
+    /// Executes writes of one stripe as one. The caller holds the stripe lock.
     async fn execute_writes(
         &self,
-        key: (u32, u32),
-        jobs: &[Rc<QueuedWrite>],
+        id: StripeId,
+        writes: &[Rc<QueuedWrite>],
     ) -> Result<(), StripeError> {
-        let stripe = self.stripe(key.0, key.1)?;
-        let fua = jobs.iter().any(|job| job.fua);
-        match jobs {
-            [only] => stripe.write_fragments(key.1, &only.fragments, fua).await?,
+        let stripe = self.stripe(id)?;
+        let fua = writes.iter().any(|write| write.fua);
+        match writes {
+            [only] => stripe.write_fragments(id.1, &only.fragments, fua).await?,
             _ => {
-                let all = jobs.iter().flat_map(|job| job.fragments.iter().cloned());
-                stripe.write_fragments(key.1, &all.collect::<Vec<_>>(), fua).await?;
+                let all = writes.iter().flat_map(|write| write.fragments.iter().cloned());
+                stripe.write_fragments(id.1, &all.collect::<Vec<_>>(), fua).await?;
             }
         }
         if stripe.extent.lost_rows.is_clean() {
             return Ok(());
         }
         // Boxed because it is rare.
-        let written = jobs.iter().flat_map(|job| &job.fragments);
-        Box::pin(self.clear_rewritten_rows(key, &stripe.extent, written)).await
+        let written = writes.iter().flat_map(|write| &write.fragments);
+        Box::pin(self.clear_rewritten_rows(id, &stripe.extent, written)).await
     }
 }
 
@@ -232,7 +132,7 @@ impl Stripe<'_> {
         fragments: &[StripFragment],
         fua: bool,
     ) -> Result<(), StripeError> {
-        if self.is_full_stripe(fragments) {
+        if is_full_stripe(&self.geometry, fragments) {
             return self.write_full_stripe(number, fragments).await;
         }
         let region = self.geometry.region_bit(self.slot);
@@ -372,13 +272,13 @@ impl Stripe<'_> {
             let stripes = self.intent_region_stripes().min(self.geometry.stripes() - first);
             EntryKind::WriteIntent { stripes, changed: [strip].into_iter().collect() }
         };
-        self.array.begin_copy_write(&regions, intent).await?;
+        self.array.lock_copies(&regions, intent).await?;
         self.mark_stale_before_write().await?;
         let written = self.write_strips(band, new, &[], fua).await;
         let ended = self.finish_band(band.changed(), LogPositions::new(), written, fua);
         let regions: SmallVec<[IntentRegion; 2]> =
             regions.into_iter().map(|(region, _)| region).collect();
-        self.array.end_copy_write(&regions, self.geometry.region_bit(self.slot), fua).await?;
+        self.array.unlock_copies(&regions, self.geometry.region_bit(self.slot), fua).await?;
         ended
     }
 
