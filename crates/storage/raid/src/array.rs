@@ -1,5 +1,5 @@
-//! The members of a pool as one core uses them: reads, writes and detaches of members, and the state
-//! that the array's other files work on.
+//! The members of a pool as one core uses them: reads, writes and detaches of members, and the
+//! state that the array's other files work on.
 //!
 //! A write of a member that fails detaches it, and completes when that is recorded.
 
@@ -198,7 +198,11 @@ impl Array {
             return self.detach_member(member, Error::Gone).await;
         };
         let op = Op::Write { at: Lba(at), data, fua };
-        match attached.disk.submit(op, &self.memory.scratch).await {
+        let written = match attached.disk.begin(op, &self.memory.scratch, 0) {
+            Ok(io) => io.await,
+            Err(why) => Err(why),
+        };
+        match written {
             Ok(_) => Ok(()),
             Err(why) => {
                 attached.disk.counters.write_errors.fetch_add(1, Ordering::Relaxed);

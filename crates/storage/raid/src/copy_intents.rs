@@ -1,4 +1,5 @@
-//! Locks regions of copies for a write: their write intents are logged first.
+//! Locks of copies: the regions that a write changes are locked, once their write intents are in
+//! the logs.
 
 use block::Error;
 use geometry::MAX_MEMBERS;

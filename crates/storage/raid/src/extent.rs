@@ -26,8 +26,8 @@ pub struct Extent {
     pub(super) lost_rows: Rc<LostRows>,
     /// Columns whose new position is not committed to the pool metadata yet, one bit each.
     pub(super) uncommitted_columns: Cell<u64>,
-    /// How often members of the array had changed, and the regions recorded as stale on detached columns
-    /// then.
+    /// How often members of the array had changed, and the regions recorded as stale on detached
+    /// columns then.
     pub(super) announced_stale: Cell<(u64, u32)>,
 }
 

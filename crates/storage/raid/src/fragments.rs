@@ -1,5 +1,5 @@
-//! Splits operations: bytes of a volume at extents, stripes and strips, and the parts of a strip into
-//! complete and partial rows. Pure arithmetic.
+//! Splits operations: bytes of a volume at extents, stripes and strips, and the parts of a strip
+//! into complete and partial rows. Pure arithmetic.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -13,12 +13,11 @@ use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
 use smallvec::SmallVec;
 
 use super::health::{DeadlineExceeded, MemberIo};
-use super::member_bits::{MemberBits, member_bit};
+use super::member_bits::member_bit;
 use super::mistake::Mistake;
-use super::read::MAX_RECONSTRUCT_ROWS;
 use super::read_locks::SharedReadLock;
 use super::row_plan::{Available, StripSet};
-use super::stripe::{ReadFailure, ReadSet, Stripe, split_into_rows};
+use super::stripe::{MAX_RECONSTRUCT_ROWS, ReadFailure, ReadSet, Stripe, split_into_rows};
 use super::stripe_locks::stripe_key;
 use super::volume::RaidVolume;
 
@@ -51,25 +50,6 @@ impl From<ReadFailure> for NoDirectReply {
 }
 
 impl Stripe<'_> {
-    /// The strips that are available on slow members only.
-    pub(super) fn strips_on_slow_members(&self) -> Available {
-        match self.array.members.slow() {
-            0 => Available::default(),
-            slow => self.strips_only_on(slow),
-        }
-    }
-
-    /// The strips that are available on these members only.
-    fn strips_only_on(&self, members: MemberBits) -> Available {
-        let is_elsewhere = |role: &StripRole| {
-            let mut others =
-                self.available_columns(*role).filter(|c| members & member_bit(c.member) == 0);
-            others.next().is_some()
-        };
-        self.all_strips()
-            .difference(Available::from_roles(self.geometry.roles().filter(is_elsewhere)))
-    }
-
     /// Reads rows of a strip as [`Self::read`] does, until the member is late.
     pub(super) async fn read_with_deadline(
         &self,

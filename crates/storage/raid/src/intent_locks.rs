@@ -131,8 +131,8 @@ impl IntentLocks {
             .for_each(|intent| intent.logged_members &= !member);
     }
 
-    /// Unlocks these regions after a write to parts `written` of the extent. `unflushed` is the number of flushes begun,
-    /// unless the write is durable.
+    /// Unlocks these regions after a write to parts `written` of the extent. `unflushed` is the
+    /// number of flushes begun, unless the write is durable.
     pub(super) fn unlock(&self, regions: &[IntentRegion], written: u32, unflushed: Option<u64>) {
         let mut table = self.0.borrow_mut();
         for region in regions {

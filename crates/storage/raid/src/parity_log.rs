@@ -12,7 +12,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 use uuid::Uuid;
 
-use super::health::MonitoredDisk;
+use super::health::{MemberIo, MonitoredDisk};
 use super::log_batch::{BATCH_BLOCKS, BLOCK_BYTES, LogBatch, LogEntry, RING_BATCHES, RingId};
 
 /// Blocks of 4 KiB in a ring.
@@ -137,17 +137,19 @@ impl ParityLog {
         let started = self.state.borrow_mut().start_batch();
         let mut completion =
             BatchCompletion { log: self, keys: started.keys, outcome: Err(Error::Gone) };
-        completion.outcome = match started.outcome {
-            Ok(batch) => self.write_batch(batch, ctx).await.map(|()| started.sequence),
+        let begun = started.outcome.and_then(|batch| self.begin_batch(batch, ctx));
+        let written = match begun {
+            Ok(io) => io.await,
             Err(failed) => Err(failed),
         };
+        completion.outcome = written.map(|_| started.sequence);
     }
 
-    async fn write_batch(&self, batch: LogBatch, ctx: &Ctx) -> Result<(), Error> {
+    fn begin_batch(&self, batch: LogBatch, ctx: &Ctx) -> Result<MemberIo, Error> {
         let slot = u64::from(LogBatch::ring_index(batch.sequence)) * BATCH_BLOCKS as u64;
         let data = batch.into_bufs(&self.ring, ctx.credit().alloc_page(BLOCK_BYTES));
         let op = Op::Write { at: Lba(self.first_block.0 + slot), data, fua: true };
-        self.disk.submit(op, ctx).await.map(drop)
+        self.disk.begin(op, ctx, 0)
     }
 
     /// Retires an entry of this batch.

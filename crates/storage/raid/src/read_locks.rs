@@ -1,9 +1,10 @@
 //! Read locks: keep client reads of a stripe away from blocks that are being rewritten.
 //!
-//! *What a lock protects*: the data blocks of a stripe, against being rewritten while a client reads
-//! them. A plain read of data shares the lock and takes no stripe lock: a client's write changes
-//! only blocks of its own range, and a volume never runs it together with a read of that range. But
-//! some operations rewrite blocks that a client may be reading. They take the lock exclusively:
+//! *What a lock protects*: the data blocks of a stripe, against being rewritten while a client
+//! reads them. A plain read of data shares the lock and takes no stripe lock: a client's write
+//! changes only blocks of its own range, and a volume never runs it together with a read of that
+//! range. But some operations rewrite blocks that a client may be reading. They take the lock
+//! exclusively:
 //! * a write of a part of a row, because it rewrites the whole row,
 //! * the repair of rows by a read or a scrub, and the zeroing of rows that are given up as lost,
 //! * the relocation of a column, while its position changes.
@@ -13,7 +14,8 @@
 //! that up as soon as the exclusive lock is requested.
 //!
 //! *Who waits*: the exclusive locker, until all shared locks are released. A reader never waits
-//! here: where the lock is exclusive, it takes the stripe lock instead, and so waits for its holder.
+//! here: where the lock is exclusive, it takes the stripe lock instead, and so waits for its
+//! holder.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

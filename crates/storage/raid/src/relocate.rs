@@ -80,7 +80,7 @@ impl RaidVolume {
                 .await;
             match read {
                 Ok(data) => {
-                    self.array.write_member(to.member, to.first_row + row, data, false).await?
+                    self.array.write_member(to.member, to.first_row + row, data, false).await?;
                 }
                 // Free slots need not be copied.
                 Err(_) if (row..row + u64::from(rows)).all(|row| extent.is_free_slot_row(row)) => {}

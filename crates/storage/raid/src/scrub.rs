@@ -24,7 +24,7 @@ const MAX_COMPARE_ROWS: u32 = 16;
 
 /// Which pass over an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScrubPass {
+enum ScrubPass {
     /// Unreadable rows are tried again, and given up if they have been unreadable for long.
     First,
     /// Rows that are still unreadable and not given up are recorded as unrepaired.
@@ -76,7 +76,23 @@ impl RaidVolume {
         Ok(())
     }
 
-    pub(super) async fn run_scrub_pass(
+    /// Reconstructs the unreadable rows of the extent at `index`, and gives up lost ones, so that
+    /// its columns can be moved.
+    ///
+    /// # Errors
+    /// Errors that stop the array.
+    pub async fn repair_unreadable(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
+        let Some(extent) = self.extent(index) else { return Ok(()) };
+        self.run_scrub_pass(index, pace, ScrubPass::First).await?;
+        extent.lost_rows.end_pass();
+        // Either of the two stored stripe maps may be unreadable.
+        for _ in 0..2 {
+            self.array.save_stripe_map(&extent).await?;
+        }
+        Ok(())
+    }
+
+    async fn run_scrub_pass(
         &self,
         index: u32,
         pace: MaintenancePace,
@@ -257,7 +273,7 @@ impl Stripe<'_> {
         self.array.wait_durable(self.slot_id()).await?;
         let _exclusion = self.exclude_reads().await;
         let band = RowBand { rows: rows.clone(), data: smallvec![(strip, data)] };
-        self.rewrite_band(&band, wrong).await?;
+        self.write_band(&band, wrong, false).await?;
         self.array.mark_stale(&self.extent, self.geometry.region_bit(self.slot)).await?;
         for column in self.available_columns(role) {
             self.array.members.count_repaired(column.member, rows.end - rows.start);

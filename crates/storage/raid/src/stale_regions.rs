@@ -38,6 +38,20 @@ impl Array {
         Ok(())
     }
 
+    /// Records stale regions again before the members are written, because a member may have been
+    /// detached meanwhile. The log of a detached parity member lacks this entry: without the
+    /// record, log recovery would trust that parity once the member is reattached.
+    pub(super) async fn mark_stale_before_write(
+        &self,
+        extent: &Extent,
+        regions: u32,
+    ) -> Result<(), Error> {
+        if self.makes_mistake(Mistake::MarksStaleOnce) {
+            return Ok(());
+        }
+        self.mark_stale(extent, regions).await
+    }
+
     /// Marks a slot current on all attached columns, after its contents were written to them. Does
     /// nothing and returns false if the membership has changed since it was `changes`: a member
     /// attached meanwhile may have got none or a part of the writes.

@@ -11,13 +11,16 @@ use smallvec::SmallVec;
 use super::array::Array;
 use super::extent::{Extent, SlotId};
 use super::log_batch::contiguous;
-use super::member_bits::member_bit;
+use super::member_bits::{MemberBits, member_bit};
 use super::pool_metadata::Damage;
 use super::read_locks::{ExclusiveReadLock, ReadLocks};
 use super::row_parity::KnownRow;
 use super::row_plan::{Available, StripSet, Unrecoverable};
 
 const ROW: usize = ROW_BYTES as usize;
+
+/// Most rows that are reconstructed at a time.
+pub(super) const MAX_RECONSTRUCT_ROWS: u32 = 16;
 
 /// A stripe, for the holder of its stripe lock, or for plain reads of data.
 #[derive(Clone, Debug)]
@@ -126,6 +129,12 @@ impl Stripe<'_> {
         self.copies(role).filter(is_available).map(|(column, _)| column)
     }
 
+    /// The columns of a strip that a write changes: all that are not stale. It detaches those whose
+    /// members fail.
+    pub(super) fn written_columns(&self, role: StripRole) -> impl Iterator<Item = Column> {
+        self.copies(role).filter(|(_, is_stale)| !is_stale).map(|(column, _)| column)
+    }
+
     /// The stale columns of a strip that can be rebuilt.
     pub(super) fn stale_columns(&self, role: StripRole) -> impl Iterator<Item = Column> {
         let is_rebuildable = |(column, is_stale): &(Column, bool)| {
@@ -152,6 +161,25 @@ impl Stripe<'_> {
         Available::from_roles(self.geometry.roles().filter(is_available))
     }
 
+    /// The strips that are available on slow members only.
+    pub(super) fn strips_on_slow_members(&self) -> Available {
+        match self.array.members.slow() {
+            0 => Available::default(),
+            slow => self.strips_only_on(slow),
+        }
+    }
+
+    /// The strips that are available on these members only.
+    pub(super) fn strips_only_on(&self, members: MemberBits) -> Available {
+        let is_elsewhere = |role: &StripRole| {
+            let mut others =
+                self.available_columns(*role).filter(|c| members & member_bit(c.member) == 0);
+            others.next().is_some()
+        };
+        self.all_strips()
+            .difference(Available::from_roles(self.geometry.roles().filter(is_elsewhere)))
+    }
+
     /// Reads rows of a strip; of copies, from the least busy member.
     pub(super) async fn read(
         &self,
@@ -173,14 +201,14 @@ impl Stripe<'_> {
     }
 
     /// Reads rows of the strip in `column`.
-    pub(super) async fn read_at(
+    pub(super) fn read_at(
         &self,
         column: Column,
         rows: &Range<u32>,
         ctx: &Ctx,
-    ) -> Result<Bufs, Error> {
+    ) -> impl Future<Output = Result<Bufs, Error>> {
         let at = self.member_row(column, rows.start);
-        self.array.read_member(column.member, at, rows.end - rows.start, ctx).await
+        self.array.read_member(column.member, at, rows.end - rows.start, ctx)
     }
 
     /// Writes rows of a strip to all copies that are not stale. A member that fails is detached.
@@ -191,8 +219,7 @@ impl Stripe<'_> {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        let mut columns =
-            self.copies(role).filter(|(_, is_stale)| !is_stale).map(|(column, _)| column);
+        let mut columns = self.written_columns(role);
         match (columns.next(), columns.next()) {
             (None, _) => Ok(()),
             (Some(only), None) => self.write_at(only, row, data, fua).await,
@@ -205,14 +232,14 @@ impl Stripe<'_> {
     }
 
     /// Writes rows of the strip in `column`.
-    pub(super) async fn write_at(
+    pub(super) fn write_at(
         &self,
         column: Column,
         row: u32,
         data: Bufs,
         fua: bool,
-    ) -> Result<(), Error> {
-        self.array.write_member(column.member, self.member_row(column, row), data, fua).await
+    ) -> impl Future<Output = Result<(), Error>> {
+        self.array.write_member(column.member, self.member_row(column, row), data, fua)
     }
 
     /// Reads rows of these strips, or returns the strips that cannot be read. A member that is gone
@@ -236,6 +263,26 @@ impl Stripe<'_> {
             }
         }
         Ok(if failed.is_empty() { Ok(read_set) } else { Err(Available::from_roles(failed)) })
+    }
+
+    /// Whether these strips can be read after they were written, despite failures meanwhile. If
+    /// not, writes stop: the entry of the write must stay in the logs.
+    pub(super) fn check_written(
+        &self,
+        changed: StripSet,
+        written: Result<(), Error>,
+    ) -> Result<(), StripeError> {
+        let available = self.available();
+        let missing = StripSet::first(self.data_strips()).difference(available.data);
+        let is_readable = changed.difference(available.data).is_empty()
+            || missing.len() <= available.parity_count();
+        let failure = match written {
+            Ok(()) if is_readable => return Ok(()),
+            Ok(()) => StripeError::Unrecoverable,
+            Err(error) => StripeError::Array(error),
+        };
+        self.array.stop_writes(Error::Gone);
+        Err(failure)
     }
 
     /// Handles a failed read: detaches a member that is gone, else reports damage.

@@ -2,24 +2,25 @@
 //!
 //! *What a lock protects*: the rows of a stripe with their parity or copies, where the stripe lies,
 //! and its log entry: a row has at most one entry that is not retired. Its holder may write the
-//! stripe, move it, and read more of it than a client's data. A plain read of data takes a shared read
-//! lock instead (`read_locks`).
+//! stripe, move it, and read more of it than a client's data. A plain read of data takes a shared
+//! read lock instead (`read_locks`).
 //!
 //! *Order*, from the first to be taken to the last:
 //! 1. the allocation lock of an extent, its maintenance lock,
 //! 2. stripe locks; a caller that takes several takes them in ascending order,
 //! 3. a free slot (`LiveStripeMap::reserve_slot`); pages for partially written rows,
 //! 4. scratch pages (`ArrayMemory`),
-//! 5. the exclusive read lock of the stripe: its waiters wait for reads only, which wait for none of
-//!    these,
-//! 6. regions of copies (`intent_locks`), log space,
-//! 7. the lock for saving stripe maps, and that of one map (`LiveStripeMap::saved_sequence`): its
+//! 5. regions of copies (`intent_locks`), log space,
+//! 6. the lock for saving stripe maps, and that of one map (`LiveStripeMap::saved_sequence`): its
 //!    holder needs none of the above, so maps can be saved to free log space.
+//!
+//! The exclusive read lock of a stripe (`read_locks`) may be taken at any point after its stripe
+//! lock: a task that waits for it waits for reads only, and these give up waiting for anything
+//! else.
 //!
 //! *Who waits*: writes of the stripe, repairs, rebuild, scrub, relocation, the release of its
 //! extent, and reads that must reconstruct, or whose stripe is locked against reads. A write queues
-//! what it writes before it waits (`write_queues`): the holder of
-//! the lock may write it, too.
+//! what it writes before it waits (`write_queues`): the holder of the lock may write it, too.
 
 use block::{KeyedLock, KeyedLocks};
 

@@ -15,9 +15,7 @@ use geometry::{ROW_BYTES, Redundancy, RowSet, StripRole, StripRun};
 use super::band::RowBand;
 use super::extent::Extent;
 use super::fragments::StripFragment;
-use super::rebuild::MaintenancePace;
 use super::row_plan::{Available, StripSet};
-use super::scrub::ScrubPass;
 use super::stripe::{Stripe, StripeError};
 use super::volume::RaidVolume;
 
@@ -133,22 +131,6 @@ impl RaidVolume {
         }
         Ok(())
     }
-
-    /// Reconstructs the unreadable rows of the extent at `index`, and gives up lost ones, so that
-    /// its columns can be moved.
-    ///
-    /// # Errors
-    /// Errors that stop the array.
-    pub async fn repair_unreadable(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
-        let Some(extent) = self.extent(index) else { return Ok(()) };
-        self.run_scrub_pass(index, pace, ScrubPass::First).await?;
-        extent.lost_rows.end_pass();
-        // Either of the two stored stripe maps may be unreadable.
-        for _ in 0..2 {
-            self.array.save_stripe_map(&extent).await?;
-        }
-        Ok(())
-    }
 }
 
 impl Stripe<'_> {
@@ -208,7 +190,7 @@ impl Stripe<'_> {
         // Excludes reads that began before the row was lost.
         let _exclusion = self.exclude_reads().await;
         let data = lost.data.iter().map(|strip| (strip, Bufs::zeroes(ROW))).collect();
-        self.rewrite_band(&RowBand { rows: row..row + 1, data }, lost).await?;
+        self.write_band(&RowBand { rows: row..row + 1, data }, lost, false).await?;
         Ok(self.array.mark_stale(&self.extent, region).await?)
     }
 }

@@ -1,6 +1,6 @@
 //! A volume on the extents of a pool: its extents, and the locks of its stripes. What it does is in
-//! other files: `submit`, `read`, `write`, `unmap`, and the maintenance of `rebuild`, `relocate` and
-//! `scrub`.
+//! other files: `submit`, `read`, `write`, `unmap`, and the maintenance of `rebuild`, `relocate`
+//! and `scrub`.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
