@@ -8,26 +8,15 @@ use futures_util::future::join_all;
 use geometry::{Column, ROW_BYTES, StripRole};
 use smallvec::SmallVec;
 
-use super::array::Array;
+use super::fragments::StripFragment;
 use super::log_batch::EntryKind;
 use super::mistake::Mistake;
-use super::partial_rows::StripFragment;
+use super::parity_log::LogPositions;
 use super::stripe::{Stripe, StripeError, page_aligned};
 
 const ROW: usize = ROW_BYTES as usize;
 
 impl Stripe<'_> {
-    /// Whether `fragments`, which do not overlap, cover a stripe that may be written out of place.
-    pub(super) fn is_full_stripe(&self, fragments: &[StripFragment]) -> bool {
-        let bytes: usize = fragments.iter().map(|fragment| fragment.data.len()).sum();
-        let parities = u64::from(self.geometry.redundancy().parity_strips());
-        let all = self.geometry.stripe_rows();
-        let needed = parities * u64::from(self.geometry.strip_rows()) + all;
-        parities > 0
-            && bytes as u64 == all * u64::from(ROW_BYTES)
-            && needed <= u64::from(Array::MAX_SCRATCH_PAGES)
-    }
-
     /// Writes all of stripe `number`. The caller holds the stripe lock.
     pub(super) async fn write_full_stripe(
         &self,
@@ -41,14 +30,14 @@ impl Stripe<'_> {
         let copied = strips.iter().filter(|data| !data.is_aligned(ROW)).count();
         let columns = u32::from(self.geometry.redundancy().parity_strips())
             + u32::try_from(copied).unwrap_or(0);
-        let scratch = self.array.acquire_scratch(columns * self.geometry.strip_rows()).await;
+        let scratch = self.array.memory.acquire_scratch(columns * self.geometry.strip_rows()).await;
         let region = self.geometry.region_bit(new.slot);
         self.array.mark_stale(&extent, region).await?;
         if self.array.makes_mistake(Mistake::RecordsMoveBeforeData) {
             let (_, positions) = new.log_stripe_move(number).await?;
             self.array.record_stripe_move(&extent, positions);
         }
-        let changes = self.array.membership_changes();
+        let changes = self.array.members.changes();
         new.write_all_strips(strips).await?;
         drop(scratch);
         // The data must be durable before the entry that refers to it.
@@ -61,7 +50,7 @@ impl Stripe<'_> {
         } else {
             reservation.commit(self.array.log_generation(), u64::MAX / 2, number);
         }
-        extent.mark_current(new.slot, self.array, changes);
+        self.array.mark_current(&extent, new.slot, changes);
         Ok(())
     }
 
@@ -80,7 +69,7 @@ impl Stripe<'_> {
     async fn write_all_strips(&self, strips: Vec<Bufs>) -> Result<(), StripeError> {
         let align = |data: Bufs| {
             let len = data.len();
-            page_aligned(data, || self.array.scratch.alloc(len))
+            page_aligned(data, || self.array.memory.scratch.alloc(len))
         };
         let strips: Vec<Bufs> = strips.into_iter().map(align).collect();
         let parities = self.compute_parities(&strips);
@@ -103,7 +92,7 @@ impl Stripe<'_> {
     /// The parities of all data strips, which must be equally long.
     pub(super) fn compute_parities(&self, strips: &[Bufs]) -> SmallVec<[(StripRole, Bufs); 2]> {
         let len = strips.first().map_or(0, Bufs::len);
-        let scratch = |_| self.array.scratch.alloc(len);
+        let scratch = |_| self.array.memory.scratch.alloc(len);
         let mut parities: SmallVec<[BufsMut; 2]> =
             (0..self.geometry.redundancy().parity_strips()).map(scratch).collect();
         let parity = self.array.parity;
@@ -122,10 +111,7 @@ impl Stripe<'_> {
     /// Logs durably that stripe `number` lies in this slot: on the parity members, whose older
     /// entries it supersedes, and on enough further members to survive as many losses as the
     /// redundancy tolerates.
-    async fn log_stripe_move(
-        &self,
-        number: u32,
-    ) -> Result<(u64, super::array::LogPositions), StripeError> {
+    async fn log_stripe_move(&self, number: u32) -> Result<(u64, LogPositions), StripeError> {
         let needed = usize::from(self.geometry.redundancy().parity_strips()) + 1;
         let is_parity = |role: &StripRole| !matches!(role, StripRole::Data(_));
         let (parities, data): (Vec<StripRole>, Vec<StripRole>) =

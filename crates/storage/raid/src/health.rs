@@ -20,8 +20,8 @@ use futures_util::FutureExt;
 use slab::Slab;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::array::{PoolMetadata, member_bit};
-use super::write_intents::MemberBits;
+use super::member_bits::{MemberBits, member_bit};
+use super::pool_metadata::PoolMetadata;
 
 /// The unit of time. Healthy disks take less than a tick, so their latency is not measured exactly:
 /// of operations that take a tenth of a tick, one in ten ends in the next tick, and the mean is

@@ -12,14 +12,14 @@ use futures_util::future::join_all;
 use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
 use smallvec::SmallVec;
 
-use super::RaidVolume;
-use super::array::member_bit;
 use super::health::{DeadlineExceeded, MemberIo};
+use super::member_bits::member_bit;
 use super::mistake::Mistake;
-use super::read::MAX_RECONSTRUCT_ROWS;
-use super::read_exclusion::ReadGuard;
+use super::read_locks::SharedReadLock;
 use super::row_plan::{Available, StripSet};
-use super::stripe::{ReadFailure, ReadSet, Stripe, split_into_rows};
+use super::stripe::{MAX_RECONSTRUCT_ROWS, ReadFailure, ReadSet, Stripe, split_into_rows};
+use super::stripe_locks::stripe_key;
+use super::volume::RaidVolume;
 
 /// Interval between attempts to read from other members.
 const ALTERNATIVE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,25 +50,6 @@ impl From<ReadFailure> for NoDirectReply {
 }
 
 impl Stripe<'_> {
-    /// The strips that are available on slow members only.
-    pub(super) fn strips_on_slow_members(&self) -> Available {
-        match self.array.slow_members() {
-            0 => Available::default(),
-            slow => self.strips_only_on(slow),
-        }
-    }
-
-    /// The strips that are available on these members only.
-    fn strips_only_on(&self, members: u128) -> Available {
-        let is_elsewhere = |role: &StripRole| {
-            let mut others =
-                self.available_columns(*role).filter(|c| members & member_bit(c.member) == 0);
-            others.next().is_some()
-        };
-        self.all_strips()
-            .difference(Available::from_roles(self.geometry.roles().filter(is_elsewhere)))
-    }
-
     /// Reads rows of a strip as [`Self::read`] does, until the member is late.
     pub(super) async fn read_with_deadline(
         &self,
@@ -76,7 +57,7 @@ impl Stripe<'_> {
         rows: &Range<u32>,
         ctx: &Ctx,
     ) -> Result<Bufs, NoDirectReply> {
-        let probe = if self.array.slow_members() == 0 { None } else { self.probe_column(role) };
+        let probe = if self.array.members.slow() == 0 { None } else { self.probe_column(role) };
         let column = probe.or_else(|| self.least_busy_column(role)).ok_or(ReadFailure(None))?;
         if probe.is_none() && self.can_avoid(role, column.member) {
             return Err(NoDirectReply::Late(column, None));
@@ -91,7 +72,7 @@ impl Stripe<'_> {
         match io.reply_before_deadline().await {
             Ok(Ok(data)) => Ok(data),
             Ok(Err(error)) => {
-                self.array.count_read_error(column.member);
+                self.array.members.count_read_error(column.member);
                 Err(failed(error).into())
             }
             Err(DeadlineExceeded) => Err(NoDirectReply::Late(column, Some(Box::new(io)))),
@@ -100,25 +81,25 @@ impl Stripe<'_> {
 
     /// A column on a slow member that is due for a probe.
     fn probe_column(&self, role: StripRole) -> Option<Column> {
-        let slow = self.array.slow_members();
+        let slow = self.array.members.slow();
         let is_due = |c: &Column| {
             slow & member_bit(c.member) != 0
                 && self.alternative_reads(role, c.member).is_some()
-                && self.array.is_probe_due(c.member)
+                && self.array.members.is_probe_due(c.member)
         };
         self.available_columns(role).find(is_due)
     }
 
     /// Whether `member` is slow, and the strip can be read from others.
     fn can_avoid(&self, role: StripRole, member: u16) -> bool {
-        self.array.slow_members() & member_bit(member) != 0
+        self.array.members.slow() & member_bit(member) != 0
             && self.alternative_reads(role, member).is_some()
     }
 
     /// The strips to read for `role` without `member` and without slow members; none if they are
     /// not enough.
     fn alternative_reads(&self, role: StripRole, member: u16) -> Option<Available> {
-        let avoided = self.strips_only_on(self.array.slow_members() | member_bit(member));
+        let avoided = self.strips_only_on(self.array.members.slow() | member_bit(member));
         let available = self.available().difference(avoided);
         if available.contains(role) {
             return Some(Available::from_roles([role]));
@@ -140,8 +121,8 @@ impl Stripe<'_> {
         let missing = StripSet::first(self.data_strips()).difference(strips.data);
         let is_direct = strips.contains(role);
         let pages_of_row = strips.len() + if is_direct { 0 } else { missing.len() };
-        let ctx = self.array.hedge_ctx(rows.len() * (pages_of_row * ROW_BYTES) as usize)?;
-        let avoid = self.array.slow_members() | member_bit(member);
+        let ctx = self.array.memory.hedge_ctx(rows.len() * (pages_of_row * ROW_BYTES) as usize)?;
+        let avoid = self.array.members.slow() | member_bit(member);
         let reads = strips.roles().map(|role| {
             let column =
                 self.available_columns(role).find(|c| avoid & member_bit(c.member) == 0)?;
@@ -170,16 +151,16 @@ impl RaidVolume {
         let copies = matches!(self.geometry.redundancy(), Redundancy::Copies(_));
         let _lock = match copies || self.array.makes_mistake(Mistake::HedgesWithoutStripeLock) {
             true => None,
-            false => Some(self.lock_stripe(index, run.stripe).await),
+            false => Some(self.lock_stripe((index, run.stripe)).await),
         };
-        let stripe = self.stripe(index, run.stripe).ok()?;
+        let stripe = self.stripe((index, run.stripe)).ok()?;
         let (mut data, mut start) = (Bufs::new(), run.rows.start);
         while start < run.rows.end {
             let rows = start..run.rows.end.min(start + MAX_RECONSTRUCT_ROWS);
             start = rows.end;
             data.append(stripe.read_alternative(StripRole::Data(run.strip), &rows, member).await?);
         }
-        self.array.count_hedged_read(member);
+        self.array.members.count_hedged_read(member);
         Some(data)
     }
 
@@ -188,22 +169,22 @@ impl RaidVolume {
         &self,
         (index, run): (u32, &StripRun),
         (column, io): (Column, Option<Box<MemberIo>>),
-        read_guard: Option<ReadGuard<'_>>,
+        read_lock: Option<SharedReadLock<'_>>,
         ctx: &Ctx,
     ) -> Result<Bufs, ReadFailure> {
         let member = column.member;
         if let Some(mut io) = io {
-            let reply = self.first_reply((index, run), member, &mut io, read_guard).await;
+            let reply = self.first_reply((index, run), member, &mut io, read_lock).await;
             match reply {
                 Some(Ok(data)) => return Ok(data),
                 Some(Err(error)) => {
-                    self.array.count_read_error(member);
+                    self.array.members.count_read_error(member);
                     return Err(ReadFailure(Some((column, error))));
                 }
                 None => io.orphan(),
             }
         } else {
-            drop(read_guard);
+            drop(read_lock);
         }
         match self.read_alternative(index, run, member).await {
             Some(data) => Ok(data),
@@ -218,11 +199,11 @@ impl RaidVolume {
         (index, run): (u32, &StripRun),
         member: u16,
         io: &mut Box<MemberIo>,
-        read_guard: Option<ReadGuard<'_>>,
+        read_lock: Option<SharedReadLock<'_>>,
     ) -> Option<Result<Bufs, Error>> {
         let excluded = async {
-            match &read_guard {
-                Some(read_guard) => read_guard.exclusion_requested().await,
+            match &read_lock {
+                Some(read_lock) => read_lock.exclusion_requested().await,
                 None => std::future::pending().await,
             }
         };
@@ -253,12 +234,12 @@ impl RaidVolume {
         ctx: &Ctx,
     ) -> Result<Bufs, ReadFailure> {
         let (role, gone) = (StripRole::Data(run.strip), |_| ReadFailure(None));
-        let stripe = self.stripe(index, run.stripe).map_err(gone)?;
-        match self.stripe_reads.try_begin(super::stripe::stripe_key(index, run.stripe)) {
-            Some(_read_guard) => stripe.read(role, &run.rows, ctx).await,
+        let stripe = self.stripe((index, run.stripe)).map_err(gone)?;
+        match self.read_locks.try_lock_shared(stripe_key((index, run.stripe))) {
+            Some(_read_lock) => stripe.read(role, &run.rows, ctx).await,
             None => {
-                let _lock = self.lock_stripe(index, run.stripe).await;
-                let stripe = self.stripe(index, run.stripe).map_err(gone)?;
+                let _lock = self.lock_stripe((index, run.stripe)).await;
+                let stripe = self.stripe((index, run.stripe)).map_err(gone)?;
                 stripe.read(role, &run.rows, ctx).await
             }
         }

@@ -13,8 +13,8 @@ use geometry::{Column, RaidGeometry, StripRole};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::Extent;
 use super::array::Array;
+use super::extent::Extent;
 use super::log_batch::{
     BATCH_BLOCKS, BLOCK_BYTES, BatchError, EntryKind, LogBatch, LogEntry, RING_BATCHES, RingId,
 };
@@ -162,7 +162,7 @@ impl LogContents {
             let (geometry, extent) = by_number.get(&key.0)?;
             let extent = Rc::clone(extent);
             let stripe =
-                Stripe { array, geometry: *geometry, extent, slot: key.1, client_reads: None };
+                Stripe { array, geometry: *geometry, extent, slot: key.1, read_locks: None };
             (key.1 < geometry.slots() && key.2 < geometry.strip_rows())
                 .then_some((stripe, key.2, latest))
         });
@@ -174,7 +174,7 @@ impl LogContents {
             let (geometry, extent) = by_number.get(&number)?;
             let (geometry, extent) = (*geometry, Rc::clone(extent));
             (slot < geometry.stripes())
-                .then_some((Stripe { array, geometry, extent, slot, client_reads: None }, strip))
+                .then_some((Stripe { array, geometry, extent, slot, read_locks: None }, strip))
         });
         let regions = stream::iter(regions)
             .map(|(stripe, strip)| async move { stripe.resync_copies(strip).await });
@@ -274,8 +274,8 @@ async fn read_ring(array: &Array, ring: &PreviousRing) -> Result<(Vec<LogBatch>,
     let blocks = u32::try_from(BATCH_BLOCKS).unwrap_or(u32::MAX);
     for slot in 0..RING_BATCHES {
         let at = ring.first_block.0 + u64::from(slot * blocks);
-        let _scratch = array.acquire_scratch(blocks).await;
-        let data = array.read(ring.member, at, blocks, &array.scratch).await?;
+        let _scratch = array.memory.acquire_scratch(blocks).await;
+        let data = array.read_member(ring.member, at, blocks, &array.memory.scratch).await?;
         match LogBatch::parse(&data, &ring.ring) {
             Ok(batch) if LogBatch::ring_index(batch.sequence) == slot => {
                 batches.push(with_own_blocks(batch));
@@ -373,7 +373,7 @@ impl Stripe<'_> {
             in_q_log: logged(StripRole::Q),
         };
         let (mut available, pages) = (self.available(), 2 * self.all_strips().len());
-        let _scratch = self.array.acquire_scratch(pages).await;
+        let _scratch = self.array.memory.acquire_scratch(pages).await;
         loop {
             let unreadable = match recovery_action(row_entry, available) {
                 RecoveryAction::Nothing => return Ok(()),
@@ -402,7 +402,7 @@ impl Stripe<'_> {
         if available.data.len() < self.data_strips().into() {
             return Err(StripeError::Unrecoverable);
         }
-        let _scratch = self.array.acquire_scratch(2 * self.all_strips().len()).await;
+        let _scratch = self.array.memory.acquire_scratch(2 * self.all_strips().len()).await;
         let data = Available { p: false, q: false, ..available };
         let Ok(read_set) = self.read_strips(&(row..row + 1), data).await? else {
             return Err(StripeError::Unrecoverable);
@@ -411,7 +411,7 @@ impl Stripe<'_> {
             .map(|n| &read_set.pages_of(StripRole::Data(n))[0][..])
             .collect();
         for role in (Available { data: StripSet::default(), ..available }).roles() {
-            let mut page = self.array.scratch.credit().alloc_page(BLOCK_BYTES);
+            let mut page = self.array.memory.scratch.credit().alloc_page(BLOCK_BYTES);
             compute_parity(self.array.parity, role, &data, &mut page);
             self.write(role, row, page.into(), false).await?;
         }
@@ -452,11 +452,11 @@ impl Stripe<'_> {
             self.available_columns(StripRole::Data(strip)).collect();
         let copies = u32::try_from(columns.len()).unwrap_or(u32::MAX);
         let _scratch =
-            self.array.acquire_scratch((rows.end - rows.start).saturating_mul(copies)).await;
+            self.array.memory.acquire_scratch((rows.end - rows.start).saturating_mul(copies)).await;
         let mut known: Option<Bufs> = None;
         let mut others = SmallVec::<[Column; 4]>::new();
         for column in columns {
-            match (self.read_at(column, rows, &self.array.scratch).await, &known) {
+            match (self.read_at(column, rows, &self.array.memory.scratch).await, &known) {
                 (Ok(data), None) => known = Some(data),
                 (Ok(data), Some(first)) if data.same_bytes(first) => {}
                 (Ok(_), Some(_)) => others.push(column),
@@ -498,7 +498,7 @@ impl Stripe<'_> {
         let Some(p) = self.read_row_of(StripRole::P, row).await? else {
             return Ok(Some(StripRole::P));
         };
-        let mut page = self.array.scratch.credit().alloc_page(BLOCK_BYTES);
+        let mut page = self.array.memory.scratch.credit().alloc_page(BLOCK_BYTES);
         let partial = self.logged_partial_parity(latest, StripRole::P)?;
         self.array.parity.xor(&[&p, partial], &mut page);
         self.write_parities(row, latest, &[(strip, &page)]).await?;
@@ -525,7 +525,7 @@ impl Stripe<'_> {
     ) -> Result<(), StripeError> {
         let parities = Available { data: StripSet::default(), ..self.available() };
         for role in parities.roles() {
-            let mut page = self.array.scratch.credit().alloc_page(BLOCK_BYTES);
+            let mut page = self.array.memory.scratch.credit().alloc_page(BLOCK_BYTES);
             complete_parity(
                 self.array.parity,
                 role,
@@ -553,7 +553,7 @@ impl Stripe<'_> {
 
     /// One row of a strip; none if it cannot be read.
     async fn read_row_of(&self, role: StripRole, row: u32) -> Result<Option<Buf>, StripeError> {
-        match self.read(role, &(row..row + 1), &self.array.scratch).await {
+        match self.read(role, &(row..row + 1), &self.array.memory.scratch).await {
             Ok(data) => Ok(split_into_rows(&data).into_iter().next()),
             Err(failure) => {
                 self.handle_read_failure(failure).await?;

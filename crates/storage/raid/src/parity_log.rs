@@ -9,13 +9,17 @@ use std::task::{Context, Poll, Waker};
 
 use block::{Buf, Ctx, Error, Lba, Op};
 use slab::Slab;
+use smallvec::SmallVec;
 use uuid::Uuid;
 
-use super::health::MonitoredDisk;
+use super::health::{MemberIo, MonitoredDisk};
 use super::log_batch::{BATCH_BLOCKS, BLOCK_BYTES, LogBatch, LogEntry, RING_BATCHES, RingId};
 
 /// Blocks of 4 KiB in a ring.
 pub const RING_BLOCKS: u64 = RING_BATCHES as u64 * BATCH_BLOCKS as u64;
+
+/// Where an entry is in the logs: members, and the sequence number of its batch on each.
+pub(super) type LogPositions = SmallVec<[(u16, u64); 2]>;
 
 /// A ring in use. Before an [append](Self::append), the caller must [reserve](Self::reserve) space.
 #[derive(Debug)]
@@ -133,17 +137,19 @@ impl ParityLog {
         let started = self.state.borrow_mut().start_batch();
         let mut completion =
             BatchCompletion { log: self, keys: started.keys, outcome: Err(Error::Gone) };
-        completion.outcome = match started.outcome {
-            Ok(batch) => self.write_batch(batch, ctx).await.map(|()| started.sequence),
+        let begun = started.outcome.and_then(|batch| self.begin_batch(batch, ctx));
+        let written = match begun {
+            Ok(io) => io.await,
             Err(failed) => Err(failed),
         };
+        completion.outcome = written.map(|_| started.sequence);
     }
 
-    async fn write_batch(&self, batch: LogBatch, ctx: &Ctx) -> Result<(), Error> {
+    fn begin_batch(&self, batch: LogBatch, ctx: &Ctx) -> Result<MemberIo, Error> {
         let slot = u64::from(LogBatch::ring_index(batch.sequence)) * BATCH_BLOCKS as u64;
         let data = batch.into_bufs(&self.ring, ctx.credit().alloc_page(BLOCK_BYTES));
         let op = Op::Write { at: Lba(self.first_block.0 + slot), data, fua: true };
-        self.disk.submit(op, ctx).await.map(drop)
+        self.disk.begin(op, ctx, 0)
     }
 
     /// Retires an entry of this batch.

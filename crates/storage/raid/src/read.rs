@@ -2,23 +2,18 @@
 
 use std::ops::Range;
 
-use block::{Buf, Bufs, Ctx, Error, Lba};
+use block::{Bufs, Ctx, Error, Lba};
 use futures_util::future::join_all;
-use geometry::{Column, ROW_BYTES, Redundancy, StripRole, StripRun};
-use smallvec::SmallVec;
+use geometry::{ROW_BYTES, StripRole, StripRun};
 
-use super::array::member_bit;
+use super::array_memory::MAX_SCRATCH_PAGES;
+use super::fragments::strip_runs;
 use super::hedged_read::NoDirectReply;
 use super::mistake::Mistake;
-use super::read_exclusion::ReadGuard;
-use super::row_plan::Available;
-use super::stripe::{
-    ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows, stripe_key,
-};
-use super::{Array, RaidVolume};
-
-/// Most rows that are reconstructed at a time.
-pub(super) const MAX_RECONSTRUCT_ROWS: u32 = 16;
+use super::read_locks::SharedReadLock;
+use super::stripe::{MAX_RECONSTRUCT_ROWS, ReadFailure, StripeError};
+use super::stripe_locks::stripe_key;
+use super::volume::RaidVolume;
 
 impl RaidVolume {
     /// Reads these bytes of the extents; errors name block `lba`.
@@ -32,7 +27,7 @@ impl RaidVolume {
     }
 
     async fn read_rows(&self, rows: &Range<u64>, lba: Lba, ctx: &Ctx) -> Result<Bufs, Error> {
-        let mut runs = self.strip_runs(rows);
+        let mut runs = strip_runs(self.geometry, rows);
         let first = runs.next().ok_or(Error::OutOfRange)?;
         let second = runs.next();
         let Some(second) = second else {
@@ -48,20 +43,6 @@ impl RaidVolume {
         Ok(data)
     }
 
-    /// Splits rows of the volume at extents and strips; with the index of the extent.
-    pub(super) fn strip_runs(
-        &self,
-        rows: &Range<u64>,
-    ) -> impl Iterator<Item = (u32, StripRun)> + use<> {
-        let (geometry, rows) = (self.geometry, rows.clone());
-        let each = geometry.total_rows();
-        (rows.start / each..rows.end.div_ceil(each)).flat_map(move |n| {
-            let (from, to) = (rows.start.max(n * each), rows.end.min((n + 1) * each));
-            let index = u32::try_from(n).unwrap_or(u32::MAX);
-            geometry.strip_runs(from - n * each, to - from).map(move |run| (index, run))
-        })
-    }
-
     async fn read_run(
         &self,
         (index, run): (u32, StripRun),
@@ -75,15 +56,15 @@ impl RaidVolume {
             return Err(Error::Unreadable { at: lba });
         }
         drop(extent);
-        let stripe = self.stripe(index, run.stripe)?;
+        let stripe = self.stripe((index, run.stripe))?;
         let role = StripRole::Data(run.strip);
-        let read_guard = self.stripe_reads.try_begin(stripe_key(index, run.stripe));
-        let found = match read_guard {
+        let read_lock = self.read_locks.try_lock_shared(stripe_key((index, run.stripe)));
+        let found = match read_lock {
             Some(_) => stripe.read_with_deadline(role, &run.rows, ctx).await,
             None => {
-                let _lock = self.lock_stripe(index, run.stripe).await;
+                let _lock = self.lock_stripe((index, run.stripe)).await;
                 // The stripe may have moved since, or the rows may be lost.
-                let stripe = self.stripe(index, run.stripe)?;
+                let stripe = self.stripe((index, run.stripe))?;
                 if self.overlaps_lost_rows(&stripe.extent, &run) {
                     return Err(Error::Unreadable { at: lba });
                 }
@@ -94,7 +75,7 @@ impl RaidVolume {
             Ok(data) => Ok(data),
             // Rare cases are boxed, to keep the future of a plain read small.
             Err(no_reply) => {
-                let fallback = self.read_fallback(index, &run, no_reply, read_guard, ctx);
+                let fallback = self.read_fallback(index, &run, no_reply, read_lock, ctx);
                 Box::pin(fallback).await.map_err(|failure| match failure {
                     StripeError::Unrecoverable => Error::Unreadable { at: lba },
                     StripeError::Array(error) => error,
@@ -109,28 +90,28 @@ impl RaidVolume {
         index: u32,
         run: &StripRun,
         no_reply: NoDirectReply,
-        read_guard: Option<ReadGuard<'_>>,
+        read_lock: Option<SharedReadLock<'_>>,
         ctx: &Ctx,
     ) -> Result<Bufs, StripeError> {
         // An unanswered operation keeps the memory that it was given.
         let hedge_ctx = no_reply
             .may_hold_memory()
-            .then(|| self.array.hedge_ctx(run.rows.len() * ROW_BYTES as usize));
+            .then(|| self.array.memory.hedge_ctx(run.rows.len() * ROW_BYTES as usize));
         let hedge_ctx = hedge_ctx.flatten();
         let ctx = hedge_ctx.as_ref().unwrap_or(ctx);
         let failure = match no_reply {
             NoDirectReply::Failed(failure) => {
-                drop(read_guard);
+                drop(read_lock);
                 failure
             }
             NoDirectReply::Late(column, io) => {
-                match self.hedged_read((index, run), (column, io), read_guard, ctx).await {
+                match self.hedged_read((index, run), (column, io), read_lock, ctx).await {
                     Ok(data) => return Ok(data),
                     Err(failure) => failure,
                 }
             }
         };
-        self.stripe(index, run.stripe)?.handle_read_failure(failure).await?;
+        self.stripe((index, run.stripe))?.handle_read_failure(failure).await?;
         self.read_by_reconstruction(index, run, failure, ctx).await
     }
 
@@ -144,15 +125,15 @@ impl RaidVolume {
     ) -> Result<Bufs, StripeError> {
         let _lock = match self.array.makes_mistake(Mistake::ReconstructsWithoutStripeLock) {
             true => None,
-            false => Some(self.lock_stripe(index, run.stripe).await),
+            false => Some(self.lock_stripe((index, run.stripe)).await),
         };
-        let stripe = self.stripe(index, run.stripe)?;
+        let stripe = self.stripe((index, run.stripe))?;
         if self.overlaps_lost_rows(&stripe.extent, run) {
             return Err(StripeError::Unrecoverable);
         }
         let mut data = Bufs::new();
-        let most = (Array::MAX_SCRATCH_PAGES / stripe.reconstruct_pages_per_row())
-            .clamp(1, MAX_RECONSTRUCT_ROWS);
+        let most =
+            (MAX_SCRATCH_PAGES / stripe.reconstruct_pages_per_row()).clamp(1, MAX_RECONSTRUCT_ROWS);
         let mut start = run.rows.start;
         while start < run.rows.end {
             let rows = start..run.rows.end.min(start + most);
@@ -161,88 +142,4 @@ impl RaidVolume {
         }
         Ok(data)
     }
-}
-
-impl Stripe<'_> {
-    /// Rows of a data strip that could not be read, in memory of `ctx`. The caller holds the stripe
-    /// lock.
-    pub(super) async fn reconstruct_and_repair(
-        &self,
-        strip: u16,
-        rows: &Range<u32>,
-        failure: ReadFailure,
-        ctx: &Ctx,
-    ) -> Result<Bufs, StripeError> {
-        let count = rows.end - rows.start;
-        let _scratch = self.array.acquire_scratch(count * self.reconstruct_pages_per_row()).await;
-        if let Redundancy::Copies(_) = self.geometry.redundancy() {
-            let copy = self.read_and_repair_copies(strip, rows).await?;
-            return Ok(copy.iter().map(|page| copy_page(page, ctx)).collect());
-        }
-        let role = StripRole::Data(strip);
-        let avoid = Some(role).filter(|_| failure.is_damage());
-        let (read_set, reconstructed) =
-            self.reconstruct(rows, Available::from_roles(avoid)).await?;
-        self.rewrite_repaired(rows, &read_set, reconstructed).await?;
-        Ok(read_set.pages_of(role).iter().map(|page| copy_page(page, ctx)).collect())
-    }
-
-    /// Rewrites unreadable rows on available members, so that the disk remaps them.
-    async fn rewrite_repaired(
-        &self,
-        rows: &Range<u32>,
-        read_set: &ReadSet,
-        reconstructed: Available,
-    ) -> Result<(), StripeError> {
-        let repairable = reconstructed.data.intersection(self.available().data);
-        if repairable.is_empty() {
-            return Ok(());
-        }
-        let _exclusion = self.exclude_reads().await;
-        for strip in repairable.iter() {
-            let data = read_set.pages_of(StripRole::Data(strip)).iter().cloned().collect();
-            self.write(StripRole::Data(strip), rows.start, data, false).await?;
-            for column in self.available_columns(StripRole::Data(strip)) {
-                self.array.count_repaired(column.member, rows.end - rows.start);
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads copies until one can be read, and rewrites the unreadable ones from it.
-    pub(super) async fn read_and_repair_copies(
-        &self,
-        strip: u16,
-        rows: &Range<u32>,
-    ) -> Result<RowPages, StripeError> {
-        let mut failed = SmallVec::<[Column; 2]>::new();
-        let mut columns: SmallVec<[Column; 4]> =
-            self.available_columns(StripRole::Data(strip)).collect();
-        columns.sort_by_key(|column| self.array.slow_members() & member_bit(column.member) != 0);
-        for column in columns {
-            match self.read_at(column, rows, &self.array.scratch).await {
-                Ok(data) => {
-                    let _exclusion =
-                        if failed.is_empty() { None } else { self.exclude_reads().await };
-                    for column in failed {
-                        self.write_at(column, rows.start, data.clone(), false).await?;
-                        self.array.count_repaired(column.member, rows.end - rows.start);
-                    }
-                    return Ok(split_into_rows(&data));
-                }
-                Err(error) => {
-                    self.handle_read_failure(ReadFailure(Some((column, error)))).await?;
-                    failed.push(column);
-                }
-            }
-        }
-        Err(StripeError::Unrecoverable)
-    }
-}
-
-/// Copies `page` to memory of `ctx`.
-fn copy_page(page: &Buf, ctx: &Ctx) -> Buf {
-    let mut copy = ctx.credit().alloc_page(page.len());
-    copy.copy_from_slice(page);
-    copy.freeze()
 }

@@ -12,10 +12,12 @@ use block::{Bufs, Error};
 use futures_util::future::join_all;
 use geometry::{Redundancy, StripRole};
 
+use super::array_memory::MAX_SCRATCH_PAGES;
+use super::extent::Extent;
 use super::mistake::Mistake;
 use super::row_plan::Available;
 use super::stripe::{Stripe, StripeError};
-use super::{Array, Extent, RaidVolume};
+use super::volume::RaidVolume;
 
 /// Most rows that are rebuilt at a time.
 const MAX_REBUILD_ROWS: u32 = 16;
@@ -53,7 +55,7 @@ impl RaidVolume {
         let mut report = RebuildReport::default();
         let Some(extent) = self.extent(index) else { return Ok(report) };
         let (columns, changes) =
-            (extent.rebuildable_columns(&self.array), self.array.membership_changes());
+            (self.array.rebuildable_columns(&extent), self.array.members.changes());
         if columns.is_empty() {
             return Ok(report);
         }
@@ -64,7 +66,7 @@ impl RaidVolume {
             self.array.flush().await?;
             // A member detached meanwhile may have lost its writes, and one attached meanwhile has
             // other stale slots.
-            match self.array.membership_changes() == changes {
+            match self.array.members.changes() == changes {
                 true => {
                     extent.clear_stale(&columns);
                     report.complete_columns = columns;
@@ -89,7 +91,7 @@ impl RaidVolume {
             // If the extent was replaced meanwhile, its new column is not stale.
             let is_same = self.extent(index).is_some_and(|now| Rc::ptr_eq(&now, extent));
             // Members detached meanwhile cannot be rebuilt.
-            let rebuildable = extent.rebuildable_columns(&self.array);
+            let rebuildable = self.array.rebuildable_columns(extent);
             if self.is_maintenance_stopped()
                 || !is_same
                 || !columns.iter().all(|column| rebuildable.contains(column))
@@ -133,17 +135,16 @@ impl RaidVolume {
     async fn rebuild_stripe(&self, index: u32, number: u32) -> Result<(), StripeError> {
         let _lock = match self.array.makes_mistake(Mistake::RebuildsWithoutStripeLock) {
             true => None,
-            false => Some(self.lock_stripe(index, number).await),
+            false => Some(self.lock_stripe((index, number)).await),
         };
         if self.extent(index).is_none() {
             // The extent was freed meanwhile.
             return Err(StripeError::Unrecoverable);
         }
-        let stripe = self.stripe(index, number)?;
+        let stripe = self.stripe((index, number))?;
         self.array.wait_durable(stripe.slot_id()).await?;
-        let changes = self.array.membership_changes();
-        let most =
-            (Array::MAX_SCRATCH_PAGES / stripe.rebuild_pages_per_row()).clamp(1, MAX_REBUILD_ROWS);
+        let changes = self.array.members.changes();
+        let most = (MAX_SCRATCH_PAGES / stripe.rebuild_pages_per_row()).clamp(1, MAX_REBUILD_ROWS);
         let (key, rows, mut complete) = ((index, number), self.geometry.strip_rows(), true);
         for start in (0..rows).step_by(most as usize) {
             let rows = start..rows.min(start + most);
@@ -157,7 +158,7 @@ impl RaidVolume {
         if !complete {
             return Err(StripeError::Unrecoverable);
         }
-        match stripe.extent.mark_current(stripe.slot, &self.array, changes) {
+        match self.array.mark_current(&stripe.extent, stripe.slot, changes) {
             true => Ok(()),
             false => Err(StripeError::Unrecoverable),
         }
@@ -200,6 +201,7 @@ impl Stripe<'_> {
     async fn rebuild_rows(&self, rows: &Range<u32>) -> Result<(), StripeError> {
         let _scratch = self
             .array
+            .memory
             .acquire_scratch((rows.end - rows.start) * self.rebuild_pages_per_row())
             .await;
         if let Redundancy::Copies(_) = self.geometry.redundancy() {

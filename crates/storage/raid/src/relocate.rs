@@ -5,8 +5,9 @@ use std::rc::Rc;
 use block::Error;
 use geometry::Column;
 
-use super::stripe::stripe_key;
-use super::{Extent, RaidVolume};
+use super::extent::Extent;
+use super::stripe_locks::stripe_key;
+use super::volume::RaidVolume;
 
 /// Rows that are copied at a time.
 const MAX_COPY_ROWS: u32 = 64;
@@ -30,7 +31,7 @@ impl RaidVolume {
     ) -> Result<bool, Error> {
         let mut locks = Vec::new();
         for stripe in 0..self.geometry.stripes() {
-            locks.push(self.lock_stripe(index, stripe).await);
+            locks.push(self.lock_stripe((index, stripe)).await);
         }
         let Some(extent) = self.extent(index) else { return Ok(false) };
         let Some(from) = extent.columns().get(usize::from(column)).copied() else {
@@ -48,7 +49,7 @@ impl RaidVolume {
         }
         let mut exclusions = Vec::new();
         for stripe in 0..self.geometry.stripes() {
-            exclusions.push(self.stripe_reads.exclude(stripe_key(index, stripe)).await);
+            exclusions.push(self.read_locks.lock_exclusive(stripe_key((index, stripe))).await);
         }
         if !commit().await.inspect_err(|why| self.array.stop_writes(*why))? {
             return Ok(false);
@@ -72,11 +73,15 @@ impl RaidVolume {
             }
             let most = if row < single_until { 1 } else { MAX_COPY_ROWS };
             let rows = u32::try_from(end - row).unwrap_or(most).min(most);
-            let _scratch = self.array.acquire_scratch(rows).await;
-            let read =
-                self.array.read(from.member, from.first_row + row, rows, &self.array.scratch).await;
+            let _scratch = self.array.memory.acquire_scratch(rows).await;
+            let read = self
+                .array
+                .read_member(from.member, from.first_row + row, rows, &self.array.memory.scratch)
+                .await;
             match read {
-                Ok(data) => self.array.write(to.member, to.first_row + row, data, false).await?,
+                Ok(data) => {
+                    self.array.write_member(to.member, to.first_row + row, data, false).await?;
+                }
                 // Free slots need not be copied.
                 Err(_) if (row..row + u64::from(rows)).all(|row| extent.is_free_slot_row(row)) => {}
                 Err(_) if rows > 1 => {

@@ -187,6 +187,15 @@ pub struct RowPlan {
     pub logs_data: bool,
 }
 
+impl RowPlan {
+    /// Pages for a row at a level with this many parities: strips that are read and reconstructed,
+    /// and two for each parity.
+    pub(super) fn pages_per_row(&self, parities: u32) -> u32 {
+        let is_reconstructed = self.method == WriteMethod::ReconstructLost;
+        self.reads.len() + 2 * parities + if is_reconstructed { parities } else { 0 }
+    }
+}
+
 /// More strips are missing than the redundancy tolerates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more strips of a stripe are lost than its redundancy tolerates")]
@@ -236,6 +245,33 @@ pub fn plan_row(
         }
     };
     Ok(RowPlan { method, reads, logs_data: changed.len() > 1 })
+}
+
+/// Strips that are not read where that can be avoided.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AvoidedReads {
+    /// They cannot be read at all.
+    pub(super) unreadable: Available,
+    /// They may not match the rest of the row.
+    pub(super) suspect: Available,
+    /// They are on slow members.
+    pub(super) slow: Available,
+}
+
+/// As [`plan_row`], without reading suspect strips and those on slow members if that is possible:
+/// suspect ones are read last.
+pub(super) fn plan_row_avoiding(
+    data: u16,
+    changed: StripSet,
+    available: Available,
+    avoided: AvoidedReads,
+) -> Result<RowPlan, Unrecoverable> {
+    let AvoidedReads { unreadable, suspect, slow } = avoided;
+    let plan_without = |avoided| plan_row(data, changed, available, avoided);
+    let distrusted = unreadable.union(suspect);
+    plan_without(distrusted.union(slow))
+        .or_else(|Unrecoverable| plan_without(distrusted))
+        .or_else(|Unrecoverable| plan_without(unreadable))
 }
 
 #[cfg(test)]

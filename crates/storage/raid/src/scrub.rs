@@ -11,18 +11,20 @@ use geometry::{Column, DamageKind, Redundancy, ScrubResult, StripRole};
 use parity::SyndromeVerdict;
 use smallvec::{SmallVec, smallvec};
 
+use super::array_memory::MAX_SCRATCH_PAGES;
 use super::band::RowBand;
+use super::pool_metadata::Damage;
 use super::rebuild::MaintenancePace;
 use super::row_plan::Available;
 use super::stripe::{ReadFailure, ReadSet, RowPages, Stripe, StripeError, split_into_rows};
-use super::{Array, Damage, RaidVolume};
+use super::volume::RaidVolume;
 
 /// Most rows that are compared at a time.
 const MAX_COMPARE_ROWS: u32 = 16;
 
 /// Which pass over an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScrubPass {
+enum ScrubPass {
     /// Unreadable rows are tried again, and given up if they have been unreadable for long.
     First,
     /// Rows that are still unreadable and not given up are recorded as unrepaired.
@@ -74,7 +76,23 @@ impl RaidVolume {
         Ok(())
     }
 
-    pub(super) async fn run_scrub_pass(
+    /// Reconstructs the unreadable rows of the extent at `index`, and gives up lost ones, so that
+    /// its columns can be moved.
+    ///
+    /// # Errors
+    /// Errors that stop the array.
+    pub async fn repair_unreadable(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
+        let Some(extent) = self.extent(index) else { return Ok(()) };
+        self.run_scrub_pass(index, pace, ScrubPass::First).await?;
+        extent.lost_rows.end_pass();
+        // Either of the two stored stripe maps may be unreadable.
+        for _ in 0..2 {
+            self.array.save_stripe_map(&extent).await?;
+        }
+        Ok(())
+    }
+
+    async fn run_scrub_pass(
         &self,
         index: u32,
         pace: MaintenancePace,
@@ -84,7 +102,7 @@ impl RaidVolume {
         self.extent(index).iter().for_each(|extent| extent.lost_rows.set_has_unread(false));
         for number in 0..self.geometry.stripes() {
             let (begun, busy) = (tokio::time::Instant::now(), self.submitted_ops());
-            let lock = self.lock_stripe(index, number).await;
+            let lock = self.lock_stripe((index, number)).await;
             if self.extent(index).is_none() || self.is_maintenance_stopped() {
                 break;
             }
@@ -106,7 +124,7 @@ impl RaidVolume {
         pass: ScrubPass,
         totals: &mut ScrubResult,
     ) -> Result<(), StripeError> {
-        let stripe = self.stripe(key.0, key.1)?;
+        let stripe = self.stripe(key)?;
         let mut found = StripeComparison::default();
         let compared = stripe.compare(&mut found).await;
         totals.repaired += found.totals.repaired;
@@ -132,8 +150,7 @@ impl RaidVolume {
 impl Stripe<'_> {
     /// Reads and compares the stripe.
     async fn compare(&self, found: &mut StripeComparison) -> Result<(), StripeError> {
-        let most =
-            (Array::MAX_SCRATCH_PAGES / self.compare_pages_per_row()).clamp(1, MAX_COMPARE_ROWS);
+        let most = (MAX_SCRATCH_PAGES / self.compare_pages_per_row()).clamp(1, MAX_COMPARE_ROWS);
         let end = self.geometry.strip_rows();
         for start in (0..end).step_by(most as usize) {
             let rows = start..end.min(start + most);
@@ -159,6 +176,7 @@ impl Stripe<'_> {
         let result = {
             let _scratch = self
                 .array
+                .memory
                 .acquire_scratch((rows.end - rows.start) * self.compare_pages_per_row())
                 .await;
             match self.read_strips(rows, available).await? {
@@ -241,6 +259,7 @@ impl Stripe<'_> {
         let data: Bufs = {
             let _scratch = self
                 .array
+                .memory
                 .acquire_scratch((rows.end - rows.start) * self.reconstruct_pages_per_row())
                 .await;
             let (read_set, _) = self.reconstruct(rows, wrong).await?;
@@ -254,10 +273,10 @@ impl Stripe<'_> {
         self.array.wait_durable(self.slot_id()).await?;
         let _exclusion = self.exclude_reads().await;
         let band = RowBand { rows: rows.clone(), data: smallvec![(strip, data)] };
-        self.rewrite_band(&band, wrong).await?;
+        self.write_band(&band, wrong, false).await?;
         self.array.mark_stale(&self.extent, self.geometry.region_bit(self.slot)).await?;
         for column in self.available_columns(role) {
-            self.array.count_repaired(column.member, rows.end - rows.start);
+            self.array.members.count_repaired(column.member, rows.end - rows.start);
         }
         Ok(())
     }
@@ -274,7 +293,7 @@ impl Stripe<'_> {
             }
         };
         let (kind, extent) = (DamageKind::Inconsistent, self.extent.number);
-        self.array.report_damage(Damage { kind, member: None, extent, rows });
+        self.array.metadata.report_damage(Damage { kind, member: None, extent, rows });
     }
 
     async fn compare_copies(
@@ -299,10 +318,10 @@ impl Stripe<'_> {
             self.available_columns(StripRole::Data(strip)).collect();
         let count = rows.end - rows.start;
         let copies = u32::try_from(columns.len()).unwrap_or(u32::MAX);
-        let _scratch = self.array.acquire_scratch(count.saturating_mul(copies)).await;
+        let _scratch = self.array.memory.acquire_scratch(count.saturating_mul(copies)).await;
         let mut read: SmallVec<[(Column, Option<RowPages>); 4]> = SmallVec::new();
         for column in columns {
-            match self.read_at(column, rows, &self.array.scratch).await {
+            match self.read_at(column, rows, &self.array.memory.scratch).await {
                 Ok(data) => read.push((column, Some(split_into_rows(&data)))),
                 Err(error) => {
                     self.handle_read_failure(ReadFailure(Some((column, error)))).await?;
@@ -326,7 +345,7 @@ impl Stripe<'_> {
             for (column, _) in wrong {
                 let _exclusion = self.exclude_reads().await;
                 self.write_at(*column, row, right.clone().into(), false).await?;
-                self.array.count_repaired(column.member, 1);
+                self.array.members.count_repaired(column.member, 1);
                 found.totals.repaired += 1;
             }
         }

@@ -3,19 +3,24 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error, KeyedLock, copy_into};
+use block::{Buf, BufMut, Bufs, BufsMut, Ctx, Error, copy_into};
 use futures_util::future::join_all;
 use geometry::{Column, DamageKind, ROW_BYTES, RaidGeometry, Redundancy, StripRole};
 use smallvec::SmallVec;
 
-use super::Extent;
-use super::array::{Array, Damage, SlotId, member_bit};
+use super::array::Array;
+use super::extent::{Extent, SlotId};
 use super::log_batch::contiguous;
-use super::read_exclusion::{ReadExclusion, StripeReads};
+use super::member_bits::{MemberBits, member_bit};
+use super::pool_metadata::Damage;
+use super::read_locks::{ExclusiveReadLock, ReadLocks};
 use super::row_parity::KnownRow;
 use super::row_plan::{Available, StripSet, Unrecoverable};
 
 const ROW: usize = ROW_BYTES as usize;
+
+/// Most rows that are reconstructed at a time.
+pub(super) const MAX_RECONSTRUCT_ROWS: u32 = 16;
 
 /// A stripe, for the holder of its stripe lock, or for plain reads of data.
 #[derive(Clone, Debug)]
@@ -26,7 +31,7 @@ pub(super) struct Stripe<'a> {
     /// The slot where it lies.
     pub(super) slot: u32,
     /// Client reads of it, with its key there, if clients may read it.
-    pub(super) client_reads: Option<(&'a StripeReads, u64)>,
+    pub(super) read_locks: Option<(&'a ReadLocks, u64)>,
 }
 
 /// Why something could not be done with a stripe.
@@ -93,9 +98,9 @@ impl Stripe<'_> {
     }
 
     /// Waits until no client reads the stripe, and keeps new reads away.
-    pub(super) async fn exclude_reads(&self) -> Option<ReadExclusion<'_>> {
-        let (reads, key) = self.client_reads?;
-        Some(reads.exclude(key).await)
+    pub(super) async fn exclude_reads(&self) -> Option<ExclusiveReadLock<'_>> {
+        let (reads, key) = self.read_locks?;
+        Some(reads.lock_exclusive(key).await)
     }
 
     /// Strips of data.
@@ -124,6 +129,12 @@ impl Stripe<'_> {
         self.copies(role).filter(is_available).map(|(column, _)| column)
     }
 
+    /// The columns of a strip that a write changes: all that are not stale. It detaches those whose
+    /// members fail.
+    pub(super) fn written_columns(&self, role: StripRole) -> impl Iterator<Item = Column> {
+        self.copies(role).filter(|(_, is_stale)| !is_stale).map(|(column, _)| column)
+    }
+
     /// The stale columns of a strip that can be rebuilt.
     pub(super) fn stale_columns(&self, role: StripRole) -> impl Iterator<Item = Column> {
         let is_rebuildable = |(column, is_stale): &(Column, bool)| {
@@ -150,6 +161,25 @@ impl Stripe<'_> {
         Available::from_roles(self.geometry.roles().filter(is_available))
     }
 
+    /// The strips that are available on slow members only.
+    pub(super) fn strips_on_slow_members(&self) -> Available {
+        match self.array.members.slow() {
+            0 => Available::default(),
+            slow => self.strips_only_on(slow),
+        }
+    }
+
+    /// The strips that are available on these members only.
+    pub(super) fn strips_only_on(&self, members: MemberBits) -> Available {
+        let is_elsewhere = |role: &StripRole| {
+            let mut others =
+                self.available_columns(*role).filter(|c| members & member_bit(c.member) == 0);
+            others.next().is_some()
+        };
+        self.all_strips()
+            .difference(Available::from_roles(self.geometry.roles().filter(is_elsewhere)))
+    }
+
     /// Reads rows of a strip; of copies, from the least busy member.
     pub(super) async fn read(
         &self,
@@ -164,20 +194,21 @@ impl Stripe<'_> {
 
     /// The column to read a strip from: not slow if possible, then the least busy.
     pub(super) fn least_busy_column(&self, role: StripRole) -> Option<Column> {
-        let slow = self.array.slow_members();
-        let order = |c: &Column| (slow & member_bit(c.member) != 0, self.array.in_flight(c.member));
+        let slow = self.array.members.slow();
+        let order =
+            |c: &Column| (slow & member_bit(c.member) != 0, self.array.members.in_flight(c.member));
         self.available_columns(role).min_by_key(order)
     }
 
     /// Reads rows of the strip in `column`.
-    pub(super) async fn read_at(
+    pub(super) fn read_at(
         &self,
         column: Column,
         rows: &Range<u32>,
         ctx: &Ctx,
-    ) -> Result<Bufs, Error> {
+    ) -> impl Future<Output = Result<Bufs, Error>> {
         let at = self.member_row(column, rows.start);
-        self.array.read(column.member, at, rows.end - rows.start, ctx).await
+        self.array.read_member(column.member, at, rows.end - rows.start, ctx)
     }
 
     /// Writes rows of a strip to all copies that are not stale. A member that fails is detached.
@@ -188,8 +219,7 @@ impl Stripe<'_> {
         data: Bufs,
         fua: bool,
     ) -> Result<(), Error> {
-        let mut columns =
-            self.copies(role).filter(|(_, is_stale)| !is_stale).map(|(column, _)| column);
+        let mut columns = self.written_columns(role);
         match (columns.next(), columns.next()) {
             (None, _) => Ok(()),
             (Some(only), None) => self.write_at(only, row, data, fua).await,
@@ -202,14 +232,14 @@ impl Stripe<'_> {
     }
 
     /// Writes rows of the strip in `column`.
-    pub(super) async fn write_at(
+    pub(super) fn write_at(
         &self,
         column: Column,
         row: u32,
         data: Bufs,
         fua: bool,
-    ) -> Result<(), Error> {
-        self.array.write(column.member, self.member_row(column, row), data, fua).await
+    ) -> impl Future<Output = Result<(), Error>> {
+        self.array.write_member(column.member, self.member_row(column, row), data, fua)
     }
 
     /// Reads rows of these strips, or returns the strips that cannot be read. A member that is gone
@@ -219,9 +249,9 @@ impl Stripe<'_> {
         rows: &Range<u32>,
         strips: Available,
     ) -> Result<Result<ReadSet, Available>, Error> {
-        let each = strips
-            .roles()
-            .map(|role| async move { (role, self.read(role, rows, &self.array.scratch).await) });
+        let each = strips.roles().map(|role| async move {
+            (role, self.read(role, rows, &self.array.memory.scratch).await)
+        });
         let (mut read_set, mut failed) = (ReadSet::default(), SmallVec::<[StripRole; 2]>::new());
         for (role, found) in join_all(each).await {
             match found {
@@ -235,6 +265,26 @@ impl Stripe<'_> {
         Ok(if failed.is_empty() { Ok(read_set) } else { Err(Available::from_roles(failed)) })
     }
 
+    /// Whether these strips can be read after they were written, despite failures meanwhile. If
+    /// not, writes stop: the entry of the write must stay in the logs.
+    pub(super) fn check_written(
+        &self,
+        changed: StripSet,
+        written: Result<(), Error>,
+    ) -> Result<(), StripeError> {
+        let available = self.available();
+        let missing = StripSet::first(self.data_strips()).difference(available.data);
+        let is_readable = changed.difference(available.data).is_empty()
+            || missing.len() <= available.parity_count();
+        let failure = match written {
+            Ok(()) if is_readable => return Ok(()),
+            Ok(()) => StripeError::Unrecoverable,
+            Err(error) => StripeError::Array(error),
+        };
+        self.array.stop_writes(Error::Gone);
+        Err(failure)
+    }
+
     /// Handles a failed read: detaches a member that is gone, else reports damage.
     pub(super) async fn handle_read_failure(&self, failure: ReadFailure) -> Result<(), Error> {
         match failure.0 {
@@ -242,7 +292,7 @@ impl Stripe<'_> {
                 self.array.detach_member(column.member, error).await
             }
             Some((column, error)) => {
-                self.array.report_damage(self.damage_of(column, error));
+                self.array.metadata.report_damage(self.damage_of(column, error));
                 Ok(())
             }
             None => Ok(()),
@@ -299,7 +349,7 @@ impl Stripe<'_> {
                         rows,
                         missing(readable),
                         read_set,
-                        &self.array.scratch,
+                        &self.array.memory.scratch,
                     );
                     return Ok((reconstructed?, avoid));
                 }
@@ -344,7 +394,7 @@ impl Stripe<'_> {
 
     /// Scratch memory, page by page.
     pub(super) fn scratch_pages(&self, count: usize) -> Vec<BufMut> {
-        let credit = self.array.scratch.credit();
+        let credit = self.array.memory.scratch.credit();
         (0..count).map(|_| credit.alloc_page(ROW)).collect()
     }
 }
@@ -362,24 +412,4 @@ pub(super) fn page_aligned(data: Bufs, out: impl FnOnce() -> BufsMut) -> Bufs {
     let mut copy = out();
     copy_into(&mut copy, 0, &data);
     copy.into()
-}
-
-impl super::RaidVolume {
-    /// Stripe number `stripe` of the extent at `index`.
-    pub(super) fn stripe(&self, index: u32, stripe: u32) -> Result<Stripe<'_>, Error> {
-        let extent = self.extent(index).ok_or(Error::OutOfRange)?;
-        let (array, reads) = (&*self.array, Some((&self.stripe_reads, stripe_key(index, stripe))));
-        let slot = extent.stripe_map.slot_of(stripe).ok_or(Error::OutOfRange)?;
-        Ok(Stripe { array, geometry: self.geometry, extent, slot, client_reads: reads })
-    }
-
-    /// Waits for the stripe lock.
-    pub(super) async fn lock_stripe(&self, index: u32, stripe: u32) -> KeyedLock<'_> {
-        self.stripe_locks.lock(stripe_key(index, stripe)).await
-    }
-}
-
-/// The key of a stripe: one number for extent and stripe.
-pub(super) fn stripe_key(index: u32, stripe: u32) -> u64 {
-    u64::from(index) << 32 | u64::from(stripe)
 }

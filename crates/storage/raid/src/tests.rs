@@ -3,6 +3,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -11,7 +14,9 @@ use block::testing::faulty::{Effect, Faulty, OpKind, Rule};
 use block::testing::register::{Checker, CrashKind, InitialContents};
 use block::testing::workload::Workload;
 use block::testing::{Rng, TestClient, seeds};
-use block::{BufMut, BufferPool, Dev, Lba, Mem, MemOptions};
+use block::{
+    Blocks, BufMut, BufferPool, Bufs, Ctx, Dev, Error, Info, Layer, Lba, Mem, MemOptions, Op,
+};
 use futures_util::StreamExt;
 use geometry::{
     ALL_REGIONS, Column, MAX_MEMBERS, ROW_BYTES, RaidGeometry, RowChecksums, ScrubResult,
@@ -705,7 +710,8 @@ impl CrashTest {
         if is_sound && inconsistent > 0 {
             return Err(format!("round {n}: {inconsistent} rows do not fit"));
         }
-        let hedged: u64 = array.counters().map(|errors| errors.hedged_reads.load(Relaxed)).sum();
+        let hedged: u64 =
+            array.members.counters().map(|errors| errors.hedged_reads.load(Relaxed)).sum();
         self.disks.book.hedged_reads.set(self.disks.book.hedged_reads.get() + hedged);
         drop((workload, dev, array));
         self.disks.cut_power(&mut self.rng);
@@ -901,7 +907,7 @@ fn a_write_marks_regions_stale_for_a_member_that_fails_meanwhile() {
             };
             let raid = disks.serve(wrap, mistake).await;
             let (detached, at, member) = {
-                let stripe = raid.stripe(0, 0).unwrap();
+                let stripe = raid.stripe((0, 0)).unwrap();
                 let data = stripe.column_of(StripRole::Data(0)).unwrap();
                 (
                     stripe.column_of(StripRole::Q).unwrap().member,
@@ -1206,7 +1212,7 @@ fn a_gap_in_a_log_does_not_revive_older_entries() {
         let slot = extent.stripe_map.slot_of(0).unwrap();
         let (geometry, extent_of_stripe) = (disks.geometry, Rc::clone(&extent));
         let stripe =
-            Stripe { array: &array, geometry, extent: extent_of_stripe, slot, client_reads: None };
+            Stripe { array: &array, geometry, extent: extent_of_stripe, slot, read_locks: None };
         let member = stripe.column_of(StripRole::P).unwrap().member;
         let page = |fill| {
             let mut page = BufMut::heap_page();

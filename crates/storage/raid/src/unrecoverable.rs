@@ -13,12 +13,11 @@ use block::{Bufs, Error};
 use geometry::{ROW_BYTES, Redundancy, RowSet, StripRole, StripRun};
 
 use super::band::RowBand;
-use super::partial_rows::StripFragment;
-use super::rebuild::MaintenancePace;
+use super::extent::Extent;
+use super::fragments::StripFragment;
 use super::row_plan::{Available, StripSet};
-use super::scrub::ScrubPass;
 use super::stripe::{Stripe, StripeError};
-use super::{Extent, RaidVolume};
+use super::volume::RaidVolume;
 
 /// In how many successive passes a row must be unreadable before it is given up,
 const MIN_FAILED_PASSES: u32 = 2;
@@ -132,22 +131,6 @@ impl RaidVolume {
         }
         Ok(())
     }
-
-    /// Reconstructs the unreadable rows of the extent at `index`, and gives up lost ones, so that
-    /// its columns can be moved.
-    ///
-    /// # Errors
-    /// Errors that stop the array.
-    pub async fn repair_unreadable(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
-        let Some(extent) = self.extent(index) else { return Ok(()) };
-        self.run_scrub_pass(index, pace, ScrubPass::First).await?;
-        extent.lost_rows.end_pass();
-        // Either of the two stored stripe maps may be unreadable.
-        for _ in 0..2 {
-            self.array.save_stripe_map(&extent).await?;
-        }
-        Ok(())
-    }
 }
 
 impl Stripe<'_> {
@@ -157,6 +140,7 @@ impl Stripe<'_> {
         let rows = row..row + 1;
         let _scratch = self
             .array
+            .memory
             .acquire_scratch(self.reconstruct_pages_per_row() + self.all_strips().len())
             .await;
         if let Redundancy::Copies(_) = self.geometry.redundancy() {
@@ -185,7 +169,7 @@ impl Stripe<'_> {
     /// Counts strips that were given up for their disks.
     fn count_unrecoverable(&self, lost: Available) {
         for column in lost.roles().flat_map(|role| self.available_columns(role)) {
-            self.array.count_unrecoverable(column.member);
+            self.array.members.count_unrecoverable(column.member);
         }
     }
 
@@ -206,7 +190,7 @@ impl Stripe<'_> {
         // Excludes reads that began before the row was lost.
         let _exclusion = self.exclude_reads().await;
         let data = lost.data.iter().map(|strip| (strip, Bufs::zeroes(ROW))).collect();
-        self.rewrite_band(&RowBand { rows: row..row + 1, data }, lost).await?;
+        self.write_band(&RowBand { rows: row..row + 1, data }, lost, false).await?;
         Ok(self.array.mark_stale(&self.extent, region).await?)
     }
 }

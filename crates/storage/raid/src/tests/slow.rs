@@ -92,7 +92,7 @@ fn reads_avoid_a_stalled_member() {
             assert_eq!(scene.slow_changes(), [(0, true)]);
             let known = scene.read_all().await;
             assert!(known <= Duration::from_millis(5), "{known:?}");
-            let hedged = scene.array.counters().next().unwrap().hedged_reads.load(Relaxed);
+            let hedged = scene.array.members.counters().next().unwrap().hedged_reads.load(Relaxed);
             assert!(hedged > 0);
             assert!(scene.detached_members().is_empty());
         });
@@ -113,7 +113,7 @@ fn a_member_that_recovers_is_read_again() {
                 tokio::time::sleep(SECOND / 4).await;
             }
             assert_eq!(scene.slow_changes(), [(0, true), (0, false)]);
-            let counters = scene.array.counters().next().unwrap();
+            let counters = scene.array.members.counters().next().unwrap();
             let hedged = counters.hedged_reads.load(Relaxed);
             scene.read_all().await;
             assert_eq!(counters.hedged_reads.load(Relaxed), hedged);
@@ -158,7 +158,7 @@ fn a_write_completes_without_an_unresponsive_member() {
                 assert!((9 * SECOND..14 * SECOND).contains(&elapsed), "{kind:?}: {elapsed:?}");
                 assert_eq!(scene.detached_members(), [1], "{kind:?}");
                 scene.read_all().await;
-                let counters = scene.array.counters().nth(1).unwrap();
+                let counters = scene.array.members.counters().nth(1).unwrap();
                 assert!(
                     counters.orphaned_io.load(Relaxed) > 0
                         && counters.slow_on_cores.load(Relaxed) == 0

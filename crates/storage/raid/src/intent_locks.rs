@@ -1,18 +1,26 @@
-//! Write intents: regions of mirrored strips that are being written. After a crash their copies are
-//! resynchronised.
+//! Intent locks: regions of mirrored strips that are being written, each named by a write intent in
+//! the logs. After a crash their copies are resynchronised.
 //!
-//! A log entry names a region of one strip, some stripes long. It stays until the region has not
-//! been written for a while, so hot regions cost nothing. A writer
-//! [begins](WriteIntents::begin_write) all its regions at once, so none waits for log space while
-//! it holds a region. The logs of all members that are written have the entry, since any of them
-//! may be the only one left. A copy that was rebuilt or moved since lies on a member whose log
-//! lacks the entry.
+//! *What a lock protects*: the log entry of its region. All writers of the region share the lock,
+//! and the entry stays while it is held, and until what they wrote is durable. It does not keep
+//! writers apart: that is what the stripe lock is for.
+//!
+//! *Order*: below the stripe lock and scratch memory. A writer locks all its regions at once, so it
+//! never waits for log space while it holds one.
+//!
+//! *Who waits*: a writer, until the intent is in the logs of all members that it writes, since any
+//! of them may be the only one left; and while the region is closing, because the logs need space.
+//! A copy that was rebuilt or moved since lies on a member whose log lacks the entry.
+//!
+//! An entry names a region of one strip, some stripes long. It stays until the region has not been
+//! written for a while, so hot regions cost nothing.
 
 use std::cell::RefCell;
 
 use rustc_hash::FxHashMap;
 
-use super::array::LogPositions;
+use super::member_bits::MemberBits;
+use super::parity_log::LogPositions;
 
 /// Most intents at a time; bounds the resynchronisation after a crash.
 const MAX_INTENTS: usize = 128;
@@ -20,12 +28,9 @@ const MAX_INTENTS: usize = 128;
 /// A region: extent, first slot, strip.
 pub(super) type IntentRegion = (u64, u32, u16);
 
-/// A set of members, one bit each.
-pub(super) type MemberBits = u128;
-
-/// The write intents of an array.
+/// The intent locks of an array.
 #[derive(Debug, Default)]
-pub(super) struct WriteIntents(RefCell<IntentTable>);
+pub(super) struct IntentLocks(RefCell<IntentTable>);
 
 #[derive(Debug, Default)]
 struct IntentTable {
@@ -42,6 +47,7 @@ struct WriteIntent {
     logged_members: MemberBits,
     /// Whether an entry is being logged on further members.
     is_logging: bool,
+    /// Writers that hold the lock.
     writers: u32,
     /// Number of flushes that had begun at the last write, if that may not be durable.
     unflushed_since: Option<u64>,
@@ -55,19 +61,19 @@ struct WriteIntent {
 
 /// What a writer has to do next.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum BeginOutcome {
-    /// Write: all its regions have begun.
-    Begun,
+pub(super) enum LockAttempt {
+    /// Write: all its regions are locked.
+    Locked,
     /// Log an intent for this region on these members.
     LogIntent(IntentRegion, MemberBits),
     /// Wait until an intent changes.
     Wait,
 }
 
-impl WriteIntents {
-    /// Begins a write of all these regions on these members, or tells what to do before trying
+impl IntentLocks {
+    /// Locks all these regions for a write on these members, or tells what to do before trying
     /// again.
-    pub(super) fn begin_write(&self, regions: &[(IntentRegion, MemberBits)]) -> BeginOutcome {
+    pub(super) fn try_lock(&self, regions: &[(IntentRegion, MemberBits)]) -> LockAttempt {
         let mut table = self.0.borrow_mut();
         for (region, to) in regions {
             let intent = table.intents.entry(*region).or_default();
@@ -75,7 +81,7 @@ impl WriteIntents {
             let is_new = intent.positions.is_none();
             if !intent.is_logging && !intent.is_closing && (is_new || missing != 0) {
                 intent.is_logging = true;
-                return BeginOutcome::LogIntent(*region, missing);
+                return LockAttempt::LogIntent(*region, missing);
             }
         }
         let is_open = |(region, to): &(IntentRegion, MemberBits)| {
@@ -85,7 +91,7 @@ impl WriteIntents {
             table.intents.get(region).is_some_and(is_open)
         };
         if !regions.iter().all(is_open) {
-            return BeginOutcome::Wait;
+            return LockAttempt::Wait;
         }
         table.use_clock += 1;
         let now = table.use_clock;
@@ -94,7 +100,7 @@ impl WriteIntents {
             intent.writers += 1;
             intent.last_used = now;
         }
-        BeginOutcome::Begun
+        LockAttempt::Locked
     }
 
     /// Notes that an entry for a region is in the logs of these members, or, without positions,
@@ -125,9 +131,9 @@ impl WriteIntents {
             .for_each(|intent| intent.logged_members &= !member);
     }
 
-    /// Ends a write to these parts of the extent. `unflushed` is the number of flushes begun,
-    /// unless the write is durable.
-    pub(super) fn end_write(&self, regions: &[IntentRegion], written: u32, unflushed: Option<u64>) {
+    /// Unlocks these regions after a write to parts `written` of the extent. `unflushed` is the
+    /// number of flushes begun, unless the write is durable.
+    pub(super) fn unlock(&self, regions: &[IntentRegion], written: u32, unflushed: Option<u64>) {
         let mut table = self.0.borrow_mut();
         for region in regions {
             let Some(intent) = table.intents.get_mut(region) else { continue };
@@ -219,36 +225,36 @@ mod tests {
     }
 
     #[test]
-    fn a_write_begins_all_its_intents_at_once() {
-        let intents = WriteIntents::default();
-        assert_eq!(intents.begin_write(&[A, B]), BeginOutcome::LogIntent(A.0, A.1));
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::Wait, "on its way");
-        assert_eq!(intents.begin_write(&[A, B]), BeginOutcome::LogIntent(B.0, B.1));
+    fn a_write_locks_all_its_regions_at_once() {
+        let intents = IntentLocks::default();
+        assert_eq!(intents.try_lock(&[A, B]), LockAttempt::LogIntent(A.0, A.1));
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::Wait, "on its way");
+        assert_eq!(intents.try_lock(&[A, B]), LockAttempt::LogIntent(B.0, B.1));
         intents.record_logged(A.0, A.1, Some(receipt(1)));
-        assert_eq!(intents.begin_write(&[A, B]), BeginOutcome::Wait);
+        assert_eq!(intents.try_lock(&[A, B]), LockAttempt::Wait);
         intents.record_logged(B.0, B.1, Some(receipt(2)));
-        assert_eq!(intents.begin_write(&[A, B]), BeginOutcome::Begun);
-        intents.end_write(&[A.0, B.0], 1, None);
+        assert_eq!(intents.try_lock(&[A, B]), LockAttempt::Locked);
+        intents.unlock(&[A.0, B.0], 1, None);
         assert_eq!(intents.take_clearable(true), [receipt(1), receipt(2)]);
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::LogIntent(A.0, A.1));
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::LogIntent(A.0, A.1));
         intents.record_logged(A.0, A.1, None);
         assert_eq!(
-            intents.begin_write(&[A]),
-            BeginOutcome::LogIntent(A.0, A.1),
+            intents.try_lock(&[A]),
+            LockAttempt::LogIntent(A.0, A.1),
             "it failed, and is tried again"
         );
     }
 
     #[test]
     fn an_intent_stays_until_its_writes_are_durable() {
-        let intents = WriteIntents::default();
-        intents.begin_write(&[A]);
+        let intents = IntentLocks::default();
+        intents.try_lock(&[A]);
         intents.record_logged(A.0, A.1, Some(receipt(1)));
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::Begun);
-        assert!(intents.take_clearable(true).is_empty(), "somebody writes");
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::Wait, "it is closed");
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::Locked);
+        assert!(intents.take_clearable(true).is_empty(), "it is locked");
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::Wait, "it is closed");
         assert!(!intents.is_flush_due());
-        intents.end_write(&[A.0], 2, Some(3));
+        intents.unlock(&[A.0], 2, Some(3));
         assert_eq!(intents.unflushed_regions(), [(1, 2)]);
         assert!(
             intents.is_flush_due()
@@ -260,44 +266,44 @@ mod tests {
         intents.on_flushed(4);
         assert!(intents.unflushed_regions().is_empty());
         assert_eq!(intents.take_clearable(false), [receipt(1)], "as it is closed");
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::LogIntent(A.0, A.1));
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::LogIntent(A.0, A.1));
     }
 
     #[test]
     fn an_intent_being_logged_is_not_closed() {
-        let intents = WriteIntents::default();
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::LogIntent(A.0, A.1));
+        let intents = IntentLocks::default();
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::LogIntent(A.0, A.1));
         assert!(intents.take_clearable(true).is_empty());
         intents.record_logged(A.0, A.1, Some(receipt(1)));
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::Begun);
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::Locked);
         assert!(intents.take_clearable(true).is_empty());
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::Wait, "now it is closed");
-        intents.end_write(&[A.0], 1, None);
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::Wait, "now it is closed");
+        intents.unlock(&[A.0], 1, None);
         assert_eq!(intents.take_clearable(false), [receipt(1)]);
     }
 
     /// A member was rebuilt, or replaced.
     #[test]
     fn every_written_member_has_the_intent_in_its_log() {
-        let (intents, third) = (WriteIntents::default(), (A.0, 0b111));
-        intents.begin_write(&[A]);
+        let (intents, third) = (IntentLocks::default(), (A.0, 0b111));
+        intents.try_lock(&[A]);
         intents.record_logged(A.0, A.1, Some(receipt(1)));
-        assert_eq!(intents.begin_write(&[third]), BeginOutcome::LogIntent(A.0, 0b100));
-        assert_eq!(intents.begin_write(&[third]), BeginOutcome::Wait, "on its way");
-        assert_eq!(intents.begin_write(&[A]), BeginOutcome::Begun, "others need not wait");
-        intents.end_write(&[A.0], 1, None);
+        assert_eq!(intents.try_lock(&[third]), LockAttempt::LogIntent(A.0, 0b100));
+        assert_eq!(intents.try_lock(&[third]), LockAttempt::Wait, "on its way");
+        assert_eq!(intents.try_lock(&[A]), LockAttempt::Locked, "others need not wait");
+        intents.unlock(&[A.0], 1, None);
         assert!(intents.take_clearable(true).is_empty(), "on its way");
         intents.record_logged(A.0, 0b100, None);
         assert_eq!(
-            intents.begin_write(&[third]),
-            BeginOutcome::LogIntent(A.0, 0b100),
+            intents.try_lock(&[third]),
+            LockAttempt::LogIntent(A.0, 0b100),
             "it failed, and is tried again"
         );
         intents.record_logged(A.0, 0b100, Some(receipt(2)));
-        assert_eq!(intents.begin_write(&[third]), BeginOutcome::Begun);
-        intents.end_write(&[A.0], 1, None);
+        assert_eq!(intents.try_lock(&[third]), LockAttempt::Locked);
+        intents.unlock(&[A.0], 1, None);
         intents.forget_member(0b10);
-        assert_eq!(intents.begin_write(&[third]), BeginOutcome::LogIntent(A.0, 0b10));
+        assert_eq!(intents.try_lock(&[third]), LockAttempt::LogIntent(A.0, 0b10));
         intents.record_logged(A.0, 0b10, Some(receipt(3)));
         let all = [receipt(1), receipt(2), receipt(3)].concat();
         assert_eq!(intents.take_clearable(true), [LogPositions::from_vec(all)]);
@@ -305,16 +311,16 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_intent_is_closed_first() {
-        let intents = WriteIntents::default();
+        let intents = IntentLocks::default();
         let region = |n: u32| ((1, n, 0), 1);
         for n in 0..=MAX_INTENTS as u32 {
-            intents.begin_write(&[region(n)]);
+            intents.try_lock(&[region(n)]);
             intents.record_logged(region(n).0, 1, Some(receipt(n.into())));
-            intents.begin_write(&[region(n)]);
-            intents.end_write(&[region(n).0], 1, None);
+            intents.try_lock(&[region(n)]);
+            intents.unlock(&[region(n).0], 1, None);
         }
-        intents.begin_write(&[region(0)]);
-        intents.end_write(&[region(0).0], 1, None);
+        intents.try_lock(&[region(0)]);
+        intents.unlock(&[region(0).0], 1, None);
         assert_eq!(intents.take_clearable(false), [receipt(1)]);
         assert!(intents.take_clearable(false).is_empty());
     }
