@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use pool_metadata::quorum::may_drop_absent;
+use pool_metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use raid::DiskCounters;
 use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
@@ -22,9 +24,7 @@ use super::disk_claims::pool_claim_lost;
 use super::error::{PoolError, metadata_io_error};
 use super::member_disk::MemberDisk;
 use super::member_label::MemberLabel;
-use super::metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use super::open_pool::error_counts::{add_counts, total_counts};
-use super::quorum::may_drop_absent;
 use super::response_tracker::ResponseTracker;
 use super::version_log::{Acknowledgement, CommitRequest, VersionLog};
 

@@ -10,6 +10,11 @@ use std::time::Duration;
 use disk::{ClaimRequest, LostClaim};
 use futures_util::future::join_all;
 use geometry::{ALL_REGIONS, ROW_BYTES, RaidGeometry, Redundancy};
+use pool_metadata::allocator::ReservedExtents;
+use pool_metadata::{
+    COLUMN_DATA_BYTES, Change, MAX_EXTENT_BYTES, MAX_LOG_RINGS, MemberId, Metadata, PhysicalExtent,
+    PoolVolumeId, STRIP_BYTES,
+};
 use rt::Core;
 use rt::disk::Disk;
 use tokio::sync::{Mutex, RwLock, mpsc};
@@ -18,16 +23,11 @@ use tokio::time::timeout;
 use uuid::Uuid;
 use wire::ShortText;
 
-use super::allocator::ReservedExtents;
 use super::discovery::{DiscoveredDisks, NewDisk, RecoveredPool, ReturningMember, open_new};
 use super::disk_claims::{ClaimSettings, release_all};
 use super::error::PoolError;
 use super::member_disk::MemberDisk;
 use super::member_label::{LabelState, MemberLabel};
-use super::metadata::{
-    COLUMN_DATA_BYTES, Change, MAX_EXTENT_BYTES, MAX_LOG_RINGS, MemberId, Metadata, PhysicalExtent,
-    PoolVolumeId, STRIP_BYTES,
-};
 use super::metadata_writer::{DISK_TIMEOUT, LONG_DISK_TIMEOUT, MetadataWriter};
 use super::report::PoolScrubReport;
 use super::requests::{ColumnId, PoolEvent, PoolHandle, PoolInfo, PoolRequest};

@@ -10,6 +10,7 @@ use std::time::Duration;
 use disk::ClaimRequest;
 use futures_util::future::join_all;
 use geometry::ALL_REGIONS;
+use pool_metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use rt::Core;
 use rt::disk::{Disk, DiskError, DiskErrorKind};
 use tokio::sync::oneshot;
@@ -29,7 +30,6 @@ use crate::error::{PoolError, metadata_io_error};
 use crate::member_disk::{MemberDisk, with_disk_timeout};
 use crate::member_label::{LabelState, MemberLabel};
 use crate::member_layout::MemberLayout;
-use crate::metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use crate::metadata_writer::{LONG_DISK_TIMEOUT, hold_until_idle};
 use crate::requests::{Admission, ColumnId, MemberInfo, PoolEvent};
 
@@ -578,7 +578,10 @@ impl Pool {
     /// Those of [`Self::add`] and [`Self::remove`]; nothing is changed then.
     pub async fn replace(&self, disk: &str, with: &NewDisk) -> Result<(), PoolError> {
         let id = self.resolve_member(disk)?;
-        let fits = |after: &Metadata| after.check_removal(id, &self.reserved_extents()).map(drop);
+        let fits = |after: &Metadata| {
+            after.check_removal(id, &self.reserved_extents())?;
+            Ok(())
+        };
         self.add_checked(with, false, fits).await?;
         self.remove(&id.0.to_string()).await
     }

@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use pool_metadata::allocator::{
+    ReservedExtents, place_column, place_columns, place_columns_on_active,
+};
+use pool_metadata::{Change, MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
 use rt::disk::DiskError;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{NewPoolVolume, Pool, PoolState};
-use crate::allocator::{ReservedExtents, place_column, place_columns, place_columns_on_active};
 use crate::error::PoolError;
-use crate::metadata::{Change, MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
 use crate::metadata_writer::LONG_DISK_TIMEOUT;
 use crate::requests::{ColumnId, ExtentInfo, PoolEvent, RowDamage, VolumeInfo};
 
