@@ -6,6 +6,7 @@
 //! | `member_layout` | offsets and sizes of a member's areas |
 //! | `member_label` | on-disk format: the identity of a member |
 //! | `disk_name` | resolves the names of disks that the operator types |
+//! | `disk_admission` | which disks are in use, arrive, are away and leave |
 //! | `version_log` | what a version holds, and when it is committed |
 //!
 //! These modules are pure, and so is all of `pool_metadata`. The following do the I/O:
@@ -26,6 +27,7 @@ mod core_pool;
 mod crash_recovery;
 mod damage_log;
 mod discovery;
+mod disk_admission;
 mod disk_claims;
 mod disk_name;
 mod error;

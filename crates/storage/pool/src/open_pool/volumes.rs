@@ -246,7 +246,7 @@ impl Pool {
             let source = extent.columns.get(usize::from(id.column)).map(|extent| extent.member);
             // Members that are about to be reattached keep their columns.
             let stays_on_source =
-                source.is_none_or(|member| self.state().returning_members.contains(&member));
+                source.is_none_or(|member| self.writer.admission().keeps_columns(member));
             if stays_on_source || self.state().column_moves.contains_key(&id) {
                 return Ok(None);
             }
