@@ -224,7 +224,7 @@ impl Pool {
         // Another disk may have been added meanwhile.
         let label = MemberLabel { member_id: next_id()?, ..disk.label() };
         let (joining, change) = (label.member_id, add_member_change(&label, is_spare));
-        self.admit((joining, JoinKind::New), &disk, Vec::new(), change).await?;
+        self.admit((joining, JoinKind::New), &disk, Vec::new(), vec![change]).await?;
         drop(guard);
         mark_label_ready(&disk).await;
         // Columns of a detached member may have had no space so far.
@@ -232,19 +232,19 @@ impl Pool {
         Ok(())
     }
 
-    /// Admits a disk: it gets every version and every write, and becomes a voter by `change`. The
-    /// caller holds the membership lock.
+    /// Admits a disk: it gets every version and every write, and becomes a voter by the first of
+    /// `changes`. The caller holds the membership lock.
     async fn admit(
         &self,
         (id, kind): (MemberId, JoinKind),
         disk: &Rc<MemberDisk>,
         stale_regions: Vec<(u64, u16, u32)>,
-        change: Change,
+        changes: Vec<Change>,
     ) -> Result<(), PoolError> {
         if self.writer.apply(AdmissionInput::JoinBegan(id, kind)).is_empty() {
-            return Err(PoolError::on_disk(disk.path(), "its return has ended"));
+            return Err(PoolError::on_disk(disk.path(), "the pool does not admit it now"));
         }
-        let admitted = self.try_admit(id, disk, stale_regions, change).await;
+        let admitted = self.try_admit(id, disk, stale_regions, changes).await;
         let effects = self.writer.end_join(id, admitted.is_ok());
         if effects.contains(&AdmissionEffect::AnnounceDetached(id)) {
             self.broadcast(|| PoolEvent::MemberDetached(id));
@@ -257,7 +257,7 @@ impl Pool {
         id: MemberId,
         disk: &Rc<MemberDisk>,
         stale_regions: Vec<(u64, u16, u32)>,
-        change: Change,
+        changes: Vec<Change>,
     ) -> Result<(), PoolError> {
         self.writer.add_learner(id, disk).await?;
         self.state_mut().last_paths.insert(id, disk.path().to_owned());
@@ -269,7 +269,7 @@ impl Pool {
         let is_rejected = self.writer.admission().is_join_rejected(id);
         let answered = AdmissionInput::CoresAnswered { member: id, all_write };
         if self.writer.apply(answered) == [AdmissionEffect::CommitVote(id)] {
-            return self.writer.commit(change).await;
+            return self.writer.commit_all(changes).await;
         }
         // Cores may have requests in flight at it.
         hold_until_idle(Rc::clone(disk));
@@ -449,15 +449,20 @@ impl Pool {
         }
         let stale_regions = stale_regions_on(&self.writer.metadata(), id, only_stale_regions);
         let path = disk.path().display().to_string();
-        let change = Change::Reattach { member: id, only_stale_regions };
+        let mut changes = vec![Change::Reattach { member: id, only_stale_regions }];
+        if self.writer.admission().is_leaving(id) {
+            // Its removal goes on.
+            let state = PoolMemberState::Draining;
+            changes.push(Change::SetMemberState { member: id, state });
+        }
         let joining = (id, JoinKind::Return(return_id));
-        let admitted = self.admit(joining, &disk, stale_regions, change).await;
+        let admitted = self.admit(joining, &disk, stale_regions, changes).await;
         drop(guard);
         match admitted {
             Ok(()) => {
                 mark_label_ready(&disk).await;
                 tracing::info!(%path, marked = only_stale_regions, "a disk of the pool is attached again");
-                self.broadcast(|| PoolEvent::MaintenanceDue);
+                self.broadcast_draining();
             }
             Err(why) => {
                 tracing::error!(%path, error = %why, "reattaching a disk of the pool failed");
