@@ -1,7 +1,7 @@
 //! The journal of a pool: any bytes parse as a block or are rejected; what parses serialises to the
 //! same bytes.
 
-use pool::journal::{BLOCK_BYTES, JournalBlock};
+use pool_metadata::journal::{BLOCK_BYTES, JournalBlock};
 use uuid::Uuid;
 
 /// Range of the checksum, which the fuzzer would not guess.

@@ -7,7 +7,7 @@ use checksum::format::{self, ROW};
 use checksum::layout::ChecksumLayout;
 use geometry::{RaidGeometry, Redundancy};
 use pool::member_label::{LABEL_BYTES, MemberLabel};
-use pool::metadata::Metadata;
+use pool_metadata::Metadata;
 use raid::stripe_map_format::{self, MapOwner, ParsedMap};
 use uuid::Uuid;
 

@@ -13,6 +13,7 @@ use disk::{LeaseGate, RawDevice};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use geometry::{Column, DamageKind, ROW_BYTES, RaidGeometry};
+use pool_metadata::{MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
 use raid::{
     Array, ArrayMember, Damage, DetachFuture, Extent, ExtentAllocator, MIN_FAILING_TIME,
     MaintenancePace, MetadataFuture, PoolMetadata, RaidSettings, RaidVolume,
@@ -32,7 +33,6 @@ use super::crash_recovery::{
 };
 use super::damage_log::{DamageKey, DamageLog, DamageReport, REPORT_INTERVAL};
 use super::error::PoolError;
-use super::metadata::{MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
 use super::metadata_writer::DISK_TIMEOUT;
 use super::open_pool::Pool;
 use super::requests::{

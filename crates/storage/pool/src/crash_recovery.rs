@@ -13,6 +13,7 @@ use checksum::ChecksumLayer;
 use checksum::format::ChecksumOwner;
 use disk::RawDevice;
 use geometry::RaidGeometry;
+use pool_metadata::{Change, MemberId, MemberSet, Metadata, PoolExtent, PoolVolume, PoolVolumeId};
 use raid::log_batch::RingId;
 use raid::{
     Array, ArrayMember, Damage, DetachFuture, DiskCounters, LogContents, MetadataFuture,
@@ -26,9 +27,6 @@ use uuid::Uuid;
 use super::error::PoolError;
 use super::member_disk::MemberDisk;
 use super::member_layout::{BLOCK_BYTES, MemberLayout};
-use super::metadata::{
-    Change, MemberId, MemberSet, Metadata, PoolExtent, PoolVolume, PoolVolumeId,
-};
 use super::metadata_writer::{LONG_DISK_TIMEOUT, MetadataWriter};
 use super::requests::ExtentInfo;
 

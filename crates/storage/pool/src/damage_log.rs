@@ -6,9 +6,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use geometry::DamageKind;
+use pool_metadata::{MemberId, PoolVolumeId};
 use tokio::time::Instant;
-
-use super::metadata::{MemberId, PoolVolumeId};
 
 /// How often damage of one kind, disk and volume is logged at most.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(10);

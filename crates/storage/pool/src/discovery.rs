@@ -6,6 +6,8 @@ use std::rc::Rc;
 
 use disk::{ClaimError, ClaimRequest};
 use futures_util::future::join_all;
+use pool_metadata::quorum::{self, DamagedDisk, MemberMetadata, diverges_from_commit};
+use pool_metadata::{MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use rt::Core;
 use rt::disk::{Disk, OpenOptions, OpenReason};
 use tokio::time::timeout;
@@ -21,9 +23,7 @@ use super::disk_name::{self, DiskNames, disk_argument, matches_identity};
 use super::error::PoolError;
 use super::member_disk::{LoadError, MemberDisk, read_label};
 use super::member_label::{LabelState, MemberLabel};
-use super::metadata::{MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use super::metadata_writer::{DISK_TIMEOUT, LONG_DISK_TIMEOUT};
-use super::quorum::{self, DamagedDisk, MemberMetadata, diverges_from_commit};
 
 /// What the label of a disk says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -376,6 +376,7 @@ impl DiscoveredDisks {
             .collect();
         let damaged: Vec<DamagedDisk> =
             self.found.iter().filter_map(FoundDisk::damaged_disk).collect();
+        let mistake = mistake.in_quorum_rules();
         let recovered = quorum::recover_with_mistake(mistake, &known, &damaged, &without);
         let recovered = recovered.map_err(|why| PoolError::new(self.with_problems(why)))?;
         let metadata = recovered.metadata.clone();

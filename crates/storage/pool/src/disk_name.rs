@@ -7,8 +7,9 @@
 
 use std::path::Path;
 
+use pool_metadata::{MemberId, PoolMember};
+
 use super::error::PoolError;
-use super::metadata::{MemberId, PoolMember};
 
 /// Prefixes that say what a name is.
 const SERIAL_PREFIX: &str = "serial:";

@@ -3,9 +3,9 @@
 use std::fmt::Display;
 use std::path::Path;
 
+use pool_metadata::ChangeError;
+use pool_metadata::evacuation::RemovalRefused;
 use rt::disk::{DiskError, DiskErrorKind, OpenError};
-
-use super::metadata::ChangeError;
 
 /// Why something cannot be done with a pool: what is wrong, with paths and serial numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,6 +56,12 @@ impl From<ChangeError> for PoolError {
             }
             _ => Self::new(message),
         }
+    }
+}
+
+impl From<RemovalRefused> for PoolError {
+    fn from(why: RemovalRefused) -> Self {
+        Self::no_space(why.to_string()).with_hint("add a disk first (windrose pool add)")
     }
 }
 

@@ -4,15 +4,12 @@
 //! | module | subject |
 //! |---|---|
 //! | `member_layout` | offsets and sizes of a member's areas |
-//! | `metadata` | the metadata of a pool, and its changes |
-//! | `extent_bitmap` | the allocated physical extents of a member |
-//! | `member_label`, `journal`, `snapshot` | on-disk formats: identity of a member, changes, and snapshots |
-//! | `replay` | rebuilds the metadata that one member holds |
-//! | `allocator` | places new columns |
+//! | `member_label` | on-disk format: the identity of a member |
 //! | `disk_name` | resolves the names of disks that the operator types |
-//! | `quorum` | which version may be opened, and which voters may be dropped |
+//! | `disk_admission` | which disks are in use, arrive, are away and leave |
+//! | `version_log` | what a version holds, and when it is committed |
 //!
-//! These modules are pure. The following do the I/O:
+//! These modules are pure, and so is all of `pool_metadata`. The following do the I/O:
 //!
 //! | module | subject |
 //! |---|---|
@@ -26,30 +23,23 @@
 //! | `core_pool` | a core's access to a pool |
 //! | `report` | status of a pool |
 
-pub mod allocator;
 mod core_pool;
 mod crash_recovery;
 mod damage_log;
 mod discovery;
+mod disk_admission;
 mod disk_claims;
 mod disk_name;
 mod error;
-pub mod evacuation;
-pub mod extent_bitmap;
-pub mod journal;
 mod member_disk;
 pub mod member_label;
 pub mod member_layout;
-pub mod metadata;
 mod metadata_writer;
 mod mistake;
 mod open_pool;
-pub mod quorum;
-pub mod replay;
 mod report;
 mod requests;
 mod response_tracker;
-pub mod snapshot;
 mod version_log;
 
 pub use core_pool::CorePool;

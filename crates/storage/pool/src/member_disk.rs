@@ -11,6 +11,10 @@ use disk::{
     ClaimError, ClaimSubject, DiskClaim, DiskLease, LeaseGate, LostClaim, RawDevice,
     check_not_revoked, read_disk, wait_valid, zero_disk_range,
 };
+use pool_metadata::journal::{BLOCK_BYTES, BlockError, JournalBlock};
+use pool_metadata::replay::{DamagedMetadata, replay_member};
+use pool_metadata::snapshot::{self, SnapshotError};
+use pool_metadata::{EXTENT_METADATA_BYTES, Metadata, PhysicalExtent};
 use raid::DiskCounters;
 use rt::Core;
 use rt::disk::{Disk, DiskError, DiskErrorKind};
@@ -19,12 +23,8 @@ use tokio::time::timeout;
 use super::crash_recovery::raw_device;
 use super::disk_claims::ClaimSettings;
 use super::error::{PoolError, metadata_io_error};
-use super::journal::{BLOCK_BYTES, BlockError, JournalBlock};
 use super::member_label::{self, LABEL_BYTES, LABEL_OFFSETS, LabelError, LabelState, MemberLabel};
-use super::metadata::{EXTENT_METADATA_BYTES, Metadata, PhysicalExtent};
 use super::metadata_writer::{DISK_TIMEOUT, LONG_DISK_TIMEOUT};
-use super::replay::{DamagedMetadata, replay_member};
-use super::snapshot::{self, SnapshotError};
 
 /// How long to wait for a disk when its claim is verified.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -263,7 +263,7 @@ impl MemberDisk {
         }
         self.state.borrow_mut().snapshot_versions = versions;
         let blocks = self.read_journal(&label).await?;
-        Ok(replay_member(&label, snapshots, blocks)?)
+        Ok(replay_member(label.term_start, snapshots, blocks)?)
     }
 
     /// Completes when the disk answers, even with an error.

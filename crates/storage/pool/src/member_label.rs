@@ -2,15 +2,15 @@
 //! [`MemberLabel::parse`] never panics.
 
 use geometry::{MAX_MEMBERS, RaidGeometry};
+use pool_metadata::journal::StoredGeometry;
+use pool_metadata::{MAX_LOG_RINGS, MemberId, Metadata, VersionId};
 use uuid::Uuid;
 use wire::embedded_checksum::{verify_checksum, write_checksum};
 use wire::{SHORT_TEXT_BYTES, ShortText};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::journal::StoredGeometry;
 use super::member_layout::MemberLayout;
-use super::metadata::{MAX_LOG_RINGS, MemberId, Metadata, VersionId};
 
 /// Length in bytes of a label.
 pub const LABEL_BYTES: usize = 4096;
@@ -245,7 +245,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::metadata::tests::raid5;
+    use pool_metadata::samples::raid5;
     use wire::embedded_checksum::with_checksum;
 
     fn label() -> MemberLabel {

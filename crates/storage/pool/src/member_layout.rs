@@ -3,9 +3,8 @@
 use checksum::format::DIRTY_LIST_BLOCKS;
 use checksum::layout::ChecksumLayout;
 use geometry::{ROW_BYTES, RaidGeometry};
+use pool_metadata::{MAX_PHYSICAL_EXTENTS, physical_extent_bytes};
 use raid::RING_BLOCKS;
-
-use super::metadata::{MAX_PHYSICAL_EXTENTS, physical_extent_bytes};
 
 /// Length of a block of all metadata areas, in bytes.
 pub const BLOCK_BYTES: u64 = ROW_BYTES as u64;
@@ -153,9 +152,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::metadata::tests::raid5;
-    use crate::metadata::{COLUMN_DATA_BYTES, STRIP_BYTES, column_bytes};
     use geometry::Redundancy;
+    use pool_metadata::samples::raid5;
+    use pool_metadata::{COLUMN_DATA_BYTES, STRIP_BYTES, column_bytes};
     use raid::stripe_map_format;
 
     proptest! {

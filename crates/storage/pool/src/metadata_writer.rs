@@ -6,25 +6,26 @@
 //! detaches a member that fails to write one.
 
 use std::cell::{Ref, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use pool_metadata::quorum::may_drop_absent;
+use pool_metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use raid::DiskCounters;
 use rt::disk::{DiskError, DiskErrorKind};
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::time::timeout;
 
+use super::disk_admission::{AdmissionEffect, AdmissionInput, DiskAdmission};
 use super::disk_claims::pool_claim_lost;
 use super::error::{PoolError, metadata_io_error};
 use super::member_disk::MemberDisk;
 use super::member_label::MemberLabel;
-use super::metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use super::open_pool::error_counts::{add_counts, total_counts};
-use super::quorum::may_drop_absent;
 use super::response_tracker::ResponseTracker;
 use super::version_log::{Acknowledgement, CommitRequest, VersionLog};
 
@@ -45,14 +46,12 @@ const MIN_HOLD_TIME: Duration = Duration::from_secs(20);
 pub(super) struct MetadataWriter {
     metadata: RefCell<Metadata>,
     state: RefCell<WriterState>,
-    /// Members that the operator declared lost.
-    declared_lost: MemberSet,
     work_available: Notify,
     /// Held while a version is written or a learner added.
     write_lock: Mutex<()>,
     abandoned_changed: Notify,
     probe_answered: Notify,
-    /// Gets members that are detached because they failed to write a version.
+    /// Gets members that failed to write a version or snapshot.
     failed_members: mpsc::UnboundedSender<MemberId>,
 }
 
@@ -60,14 +59,12 @@ pub(super) struct MetadataWriter {
 #[derive(Debug, Default)]
 struct WriterState {
     log: VersionLog,
-    /// Members that get every version: they hold the last one, or it is being written.
+    admission: DiskAdmission,
+    /// The disks of the members that get every version: they hold the last one, or it is being
+    /// written.
     disks: BTreeMap<MemberId, Rc<MemberDisk>>,
     /// Error counts of disks, detached ones included.
     counters: BTreeMap<MemberId, Arc<DiskCounters>>,
-    /// Members in `disks` that are not voters yet.
-    learners: BTreeSet<MemberId>,
-    /// Members that do not answer: nothing waits for them any more.
-    abandoned: MemberSet,
     /// Members that have been probed and have not answered.
     probed: MemberSet,
     fatal_error: Option<PoolError>,
@@ -87,8 +84,11 @@ impl MetadataWriter {
             let before = metadata.member(*id).map(|member| member.error_counts);
             add_counts(&disk.counters(), before.unwrap_or_default());
         }
+        let members = metadata.members().map(|(id, m)| (id, m.state == PoolMemberState::Draining));
+        let supporters = disks.keys().copied().collect();
         let state = WriterState {
             log: VersionLog::new(metadata.committed_version()),
+            admission: DiskAdmission::new(members, supporters, declared_lost),
             counters: disks.iter().map(|(id, disk)| (*id, disk.counters())).collect(),
             disks,
             ..WriterState::default()
@@ -96,7 +96,6 @@ impl MetadataWriter {
         Rc::new(Self {
             metadata: RefCell::new(metadata),
             state: RefCell::new(state),
-            declared_lost,
             work_available: Notify::new(),
             write_lock: Mutex::new(()),
             abandoned_changed: Notify::new(),
@@ -140,9 +139,47 @@ impl MetadataWriter {
         self.state.borrow().disks.get(&member).cloned()
     }
 
-    /// Whether the operator declared the member lost when this term began.
-    pub(super) fn is_declared_lost(&self, member: MemberId) -> bool {
-        self.declared_lost.contains(member)
+    /// What is known of the disks. The guard must not be kept while anything else of the pool is
+    /// called.
+    pub(super) fn admission(&self) -> Ref<'_, DiskAdmission> {
+        Ref::map(self.state.borrow(), |state| &state.admission)
+    }
+
+    /// Reports what has happened to a disk. Carries out the effects that concern the disks which
+    /// get versions, and returns the others.
+    pub(super) fn apply(&self, input: AdmissionInput) -> Vec<AdmissionEffect> {
+        let mut effects = self.state.borrow_mut().admission.apply(input);
+        effects.retain(|effect| !self.carry_out(*effect));
+        effects
+    }
+
+    /// Whether the effect concerned the disks that get versions, and so has been carried out.
+    fn carry_out(&self, effect: AdmissionEffect) -> bool {
+        match effect {
+            AdmissionEffect::StopVersions(id) => {
+                let disk = self.state.borrow_mut().disks.remove(&id);
+                drop(disk);
+            }
+            AdmissionEffect::HoldUntilIdle(id) => {
+                self.disk(id).into_iter().for_each(hold_until_idle);
+            }
+            AdmissionEffect::StopWaiting(_) => self.abandoned_changed.notify_waiters(),
+            AdmissionEffect::AnnounceFailure(id) => drop(self.failed_members.send(id)),
+            AdmissionEffect::Examine(_)
+            | AdmissionEffect::Reattach(..)
+            | AdmissionEffect::RebuildColumns
+            | AdmissionEffect::CatchUp(_)
+            | AdmissionEffect::AskCores(_)
+            | AdmissionEffect::CommitVote(_)
+            | AdmissionEffect::CancelJoin(_)
+            | AdmissionEffect::AnnounceDetached(_)
+            | AdmissionEffect::Detach(_)
+            | AdmissionEffect::DetachAfterVote(_)
+            | AdmissionEffect::DetachIfPossible(_)
+            | AdmissionEffect::ProbeOthers(_)
+            | AdmissionEffect::AwaitCommit => return false,
+        }
+        true
     }
 
     /// Error counts of a disk that has been in use since the pool was opened.
@@ -233,17 +270,13 @@ impl MetadataWriter {
         if !self.may_abandon(unresponsive.with(id)).await || !is_still_silent() {
             return Ok(None);
         }
-        self.abandon(id);
+        self.apply(AdmissionInput::Abandoned(id));
         self.detach(id).await.map(Some)
     }
 
-    /// Whether a member was abandoned because it did not answer: nothing waits for it any more.
-    pub(super) fn is_abandoned(&self, id: MemberId) -> bool {
-        self.abandoned().contains(id)
-    }
-
+    /// Members that do not answer: nothing waits for them any more.
     fn abandoned(&self) -> MemberSet {
-        self.state.borrow().abandoned
+        self.admission().abandoned()
     }
 
     fn probed(&self) -> MemberSet {
@@ -333,16 +366,10 @@ impl MetadataWriter {
                         .all(|(_, v)| metadata.fault_tolerance(v, present).is_some())
             }
         };
-        tolerates_loss && may_drop_absent(metadata.voter_history(), present, self.declared_lost)
-    }
-
-    fn abandon(&self, id: MemberId) {
-        self.disk(id).into_iter().for_each(hold_until_idle);
-        {
-            let abandoned = &mut self.state.borrow_mut().abandoned;
-            *abandoned = abandoned.with(id);
+        tolerates_loss && {
+            let declared_lost = self.admission().declared_lost();
+            may_drop_absent(metadata.voter_history(), present, declared_lost)
         }
-        self.abandoned_changed.notify_waiters();
     }
 
     /// Does work at each of these members, and waits for all but those that are abandoned. Members
@@ -361,7 +388,7 @@ impl MetadataWriter {
             let (tracker, work) = (&tracker, self.unless_abandoned(id, work));
             async move {
                 let outcome = work.await;
-                match self.is_abandoned(id) {
+                match self.abandoned().contains(id) {
                     true => tracker.abandoned(id),
                     false => tracker.answered(id),
                 }
@@ -408,10 +435,9 @@ impl MetadataWriter {
                 .await;
             // Some may have answered meanwhile.
             if self.may_abandon(unresponsive).await {
-                unresponsive
-                    .intersection(tracker.unanswered())
-                    .iter()
-                    .for_each(|id| self.abandon(id));
+                for id in unresponsive.intersection(tracker.unanswered()).iter() {
+                    self.apply(AdmissionInput::Abandoned(id));
+                }
             }
         }
     }
@@ -425,7 +451,7 @@ impl MetadataWriter {
         let abandoned = async {
             loop {
                 let changed = self.abandoned_changed.notified();
-                if self.is_abandoned(id) {
+                if self.abandoned().contains(id) {
                     return;
                 }
                 changed.await;
@@ -544,13 +570,14 @@ impl MetadataWriter {
     async fn write_version(self: &Rc<Self>) -> Result<(), PoolError> {
         self.verify_claims().await?;
         let disks = self.disks();
-        let following: MemberSet = disks.iter().map(|(id, _)| *id).collect();
         let mut proposal = {
             let metadata = &mut *self.metadata.borrow_mut();
-            self.state.borrow_mut().log.propose(metadata, following, self.declared_lost)?
+            let WriterState { log, admission, .. } = &mut *self.state.borrow_mut();
+            log.propose(metadata, admission.followers(), admission.declared_lost())?
         };
         let voters = proposal.voters;
-        let targets = disks.iter().filter(|(id, _)| self.is_target(voters, *id));
+        let targets = voters.union(self.admission().learners());
+        let targets = disks.iter().filter(|(id, _)| targets.contains(*id));
         let each = targets.map(|(id, disk)| (*id, disk.write_block(&proposal.block)));
         for (id, outcome) in self.for_each_member(DISK_TIMEOUT, each).await {
             let is_written = outcome.is_ok();
@@ -561,42 +588,22 @@ impl MetadataWriter {
                     self.drop_failed_voter(id, &metadata_io_error(&path, why));
                 }
                 // The task that adds it sees that it failed.
-                (Acknowledgement::LearnerFailed, _) => self.drop_disk(id),
+                (Acknowledgement::LearnerFailed, _) => {
+                    self.apply(AdmissionInput::WriteFailed { member: id, is_voter: false });
+                }
                 _ => {}
             }
         }
-        // Members that are no longer voters get nothing more.
-        self.retain_disks(|id| self.is_target(voters, id));
+        self.apply(AdmissionInput::VersionWritten { voters });
         let complete = self.state.borrow_mut().log.commit(&proposal);
         complete.into_iter().for_each(|request| request.complete(Ok(())));
         Ok(())
     }
 
-    /// Whether a version with these voters is written to the member.
-    fn is_target(&self, voters: MemberSet, id: MemberId) -> bool {
-        voters.contains(id) || self.state.borrow().learners.contains(&id)
-    }
-
-    /// The member gets no more versions.
-    fn drop_disk(&self, id: MemberId) {
-        let disk = self.state.borrow_mut().disks.remove(&id);
-        drop(disk);
-    }
-
-    /// The other members get no more versions.
-    fn retain_disks(&self, which: impl Fn(MemberId) -> bool) {
-        for (id, _) in self.disks() {
-            if !which(id) {
-                self.drop_disk(id);
-            }
-        }
-    }
-
     /// A voter has failed, and the next version detaches it.
     fn drop_failed_voter(&self, id: MemberId, why: &PoolError) {
         tracing::error!(member = id.0, error = %why, "a disk of the pool is detached: replace it");
-        self.drop_disk(id);
-        let _ = self.failed_members.send(id);
+        self.apply(AdmissionInput::WriteFailed { member: id, is_voter: true });
     }
 
     /// Starts a snapshot if half a journal has been used since the last one.
@@ -659,10 +666,9 @@ impl MetadataWriter {
         let prepared = self.unless_stuck(id, disk, prepared).await;
         prepared.map_err(|why| metadata_io_error(disk.path(), why))?;
         self.carry_counters_over(id, disk);
-        let state = &mut *self.state.borrow_mut();
-        state.abandoned = state.abandoned.without_member(id);
-        state.learners.insert(id);
-        state.disks.insert(id, Rc::clone(disk));
+        if self.apply(AdmissionInput::CaughtUp(id)) == [AdmissionEffect::AskCores(id)] {
+            self.state.borrow_mut().disks.insert(id, Rc::clone(disk));
+        }
         Ok(())
     }
 
@@ -682,11 +688,14 @@ impl MetadataWriter {
         self.state.borrow_mut().counters.insert(id, disk.counters());
     }
 
-    /// Ends a disk's time as a learner: it is a voter now, or is dropped.
-    pub(super) fn end_learner(&self, id: MemberId) {
-        self.state.borrow_mut().learners.remove(&id);
-        let voters = self.metadata().voters();
-        self.retain_disks(|id| voters.contains(id));
+    /// The admission of a disk has ended: it is a voter now, or gets no more versions. Returns what
+    /// is to be done.
+    pub(super) fn end_join(&self, id: MemberId, is_committed: bool) -> Vec<AdmissionEffect> {
+        let (is_member, is_voter) = {
+            let metadata = self.metadata();
+            (metadata.member(id).is_some(), metadata.voters().contains(id))
+        };
+        self.apply(AdmissionInput::JoinEnded { member: id, is_committed, is_member, is_voter })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Planted mistakes, which tests must find.
 
+use pool_metadata::quorum;
+
 /// One mistake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mistake {
@@ -14,4 +16,17 @@ pub enum Mistake {
     SkipsVersionOnClose,
     /// Writes no periodic versions.
     SkipsPeriodicVersions,
+}
+
+impl Mistake {
+    /// The mistake in the quorum rules that this one is.
+    pub(super) fn in_quorum_rules(self) -> quorum::Mistake {
+        match self {
+            Self::TrustsRolledBackDisks => quorum::Mistake::TrustsRolledBackDisks,
+            Self::IgnoresProvenCommits => quorum::Mistake::IgnoresProvenCommits,
+            Self::None | Self::SkipsVersionOnClose | Self::SkipsPeriodicVersions => {
+                quorum::Mistake::None
+            }
+        }
+    }
 }

@@ -10,6 +10,11 @@ use std::time::Duration;
 use disk::{ClaimRequest, LostClaim};
 use futures_util::future::join_all;
 use geometry::{ALL_REGIONS, ROW_BYTES, RaidGeometry, Redundancy};
+use pool_metadata::allocator::ReservedExtents;
+use pool_metadata::{
+    COLUMN_DATA_BYTES, Change, MAX_EXTENT_BYTES, MAX_LOG_RINGS, MemberId, Metadata, PhysicalExtent,
+    PoolVolumeId, STRIP_BYTES,
+};
 use rt::Core;
 use rt::disk::Disk;
 use tokio::sync::{Mutex, RwLock, mpsc};
@@ -18,16 +23,12 @@ use tokio::time::timeout;
 use uuid::Uuid;
 use wire::ShortText;
 
-use super::allocator::ReservedExtents;
 use super::discovery::{DiscoveredDisks, NewDisk, RecoveredPool, ReturningMember, open_new};
+use super::disk_admission::{AdmissionInput, ReturnId};
 use super::disk_claims::{ClaimSettings, release_all};
 use super::error::PoolError;
 use super::member_disk::MemberDisk;
 use super::member_label::{LabelState, MemberLabel};
-use super::metadata::{
-    COLUMN_DATA_BYTES, Change, MAX_EXTENT_BYTES, MAX_LOG_RINGS, MemberId, Metadata, PhysicalExtent,
-    PoolVolumeId, STRIP_BYTES,
-};
 use super::metadata_writer::{DISK_TIMEOUT, LONG_DISK_TIMEOUT, MetadataWriter};
 use super::report::PoolScrubReport;
 use super::requests::{ColumnId, PoolEvent, PoolHandle, PoolInfo, PoolRequest};
@@ -38,7 +39,7 @@ mod membership;
 mod scrub;
 mod volumes;
 
-use membership::{add_member_change, initialize_member, new_member_disk};
+use membership::{add_member_change, begin_return, initialize_member, new_member_disk};
 use volumes::Allocation;
 
 /// How often drained members are removed, and cores look for columns to rebuild.
@@ -106,24 +107,6 @@ pub struct NewPoolVolume {
     pub is_thick: bool,
 }
 
-/// A member that is being admitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct JoiningMember {
-    id: MemberId,
-    stage: JoinStage,
-}
-
-/// The stage of an admission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum JoinStage {
-    /// It catches up, and the cores start to write to it, each when it can.
-    CatchingUp,
-    /// A core stopped waiting for it, and may have written without it: it will not be admitted.
-    Abandoned,
-    /// All cores write to it, and the membership change is being committed.
-    Committing,
-}
-
 /// An open pool, on its owner core.
 #[derive(Debug)]
 pub struct Pool {
@@ -161,20 +144,10 @@ struct PoolState {
     /// been logged.
     slow_members: BTreeSet<MemberId>,
     awaited_members: BTreeSet<MemberId>,
-    /// The member that is being admitted.
-    joining: Option<JoiningMember>,
-    /// How often admission of each member was attempted.
-    join_generations: BTreeMap<MemberId, u64>,
     /// Columns that are being moved, and their targets.
     column_moves: BTreeMap<ColumnId, PhysicalExtent>,
-    /// Members that are about to be reattached: columns on them are not moved.
-    returning_members: BTreeSet<MemberId>,
     /// The path where each member was last opened.
     last_paths: BTreeMap<MemberId, PathBuf>,
-    /// Detached members that were missing at the last look.
-    absent_members: BTreeSet<MemberId>,
-    /// Members that leave the pool when they hold no columns any more.
-    members_to_remove: BTreeSet<MemberId>,
     tasks: Vec<JoinHandle<()>>,
     /// The current or last scrub, and how many cores have not finished it.
     current_scrub: Option<(PoolScrubReport, usize)>,
@@ -223,13 +196,6 @@ fn choose_geometry(request: &CreatePool) -> Result<RaidGeometry, PoolError> {
     Err(PoolError::new(format!(
         "an extent cannot have {columns} columns: choose fewer with --columns"
     )))
-}
-
-/// Members that are detached, and of which no disk was found.
-fn absent_members(writer: &MetadataWriter, found: &BTreeSet<MemberId>) -> BTreeSet<MemberId> {
-    let metadata = writer.metadata();
-    let detached = metadata.members().filter(|(_, member)| !member.state.is_voter());
-    detached.map(|(id, _)| id).filter(|id| !found.contains(id)).collect()
 }
 
 impl Pool {
@@ -355,8 +321,9 @@ impl Pool {
         let (handle, requests) = PoolHandle::new();
         let opened = writer.disks().into_iter();
         let opened = opened.map(|(id, disk)| (id, disk.path().to_owned())).collect();
-        let found: BTreeSet<MemberId> = returning.iter().map(|found| found.id).collect();
-        let absent = absent_members(&writer, &found);
+        writer.apply(AdmissionInput::Opened);
+        let returning: Vec<_> =
+            returning.into_iter().filter_map(|found| begin_return(&writer, found)).collect();
         let pool = Rc::new(Self {
             core: core.clone(),
             buffered: request.buffered,
@@ -366,9 +333,7 @@ impl Pool {
             membership_lock: RwLock::new(()),
             create_lock: Mutex::new(()),
             state: RefCell::new(PoolState {
-                returning_members: found,
                 last_paths: opened,
-                absent_members: absent,
                 tasks: vec![writer_task],
                 ..PoolState::default()
             }),
@@ -424,7 +389,7 @@ impl Pool {
         self: &Rc<Self>,
         mut requests: mpsc::Receiver<PoolRequest>,
         mut failed_members: mpsc::UnboundedReceiver<MemberId>,
-        returning: Vec<ReturningMember>,
+        returning: Vec<(ReturningMember, ReturnId)>,
     ) {
         let weak = Rc::downgrade(self);
         let request_task = tokio::task::spawn_local(async move {
@@ -443,9 +408,9 @@ impl Pool {
         });
         let weak = Rc::downgrade(self);
         let reattach_task = tokio::task::spawn_local(async move {
-            for found in returning {
+            for (found, return_id) in returning {
                 let Some(pool) = weak.upgrade() else { return };
-                pool.start_reattach(found).await;
+                pool.start_reattach(found, return_id).await;
             }
         });
         let weak = Rc::downgrade(self);

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use geometry::{ROW_BYTES, Redundancy};
+use pool_metadata::{
+    MAX_UNREPAIRED_RANGES, MemberId, Metadata, PoolMember, PoolMemberState, PoolVolume,
+};
 use raid::DiskCounters;
 use uuid::Uuid;
 
-use super::metadata::{
-    MAX_UNREPAIRED_RANGES, MemberId, Metadata, PoolMember, PoolMemberState, PoolVolume,
-};
 use super::open_pool::Pool;
 
 /// The state of a pool, as of now.
@@ -200,8 +200,8 @@ impl Pool {
                     .into_iter()
                     .try_fold(level, |least, tolerance| Some(least.min(tolerance?))),
             },
-            lost_ranges: metadata.damaged_ranges(PoolVolume::all_lost),
-            unrepaired_ranges: metadata.damaged_ranges(PoolVolume::all_unrepaired),
+            lost_ranges: damaged_ranges(&metadata, PoolVolume::all_lost),
+            unrepaired_ranges: damaged_ranges(&metadata, PoolVolume::all_unrepaired),
             unrepaired_truncated: metadata.unrepaired_range_count() >= MAX_UNREPAIRED_RANGES,
             scrub: self.scrub_report(),
             stale_extents: disks
@@ -230,7 +230,7 @@ impl Pool {
         let moves = matches!(state, PoolDiskState::Detached | PoolDiskState::Draining);
         let stale = match moves {
             true => u64::from(member.allocated_count()),
-            false => metadata.stale_columns_on(id),
+            false => stale_columns_on(metadata, id),
         };
         let counters = self.writer.counters(id);
         let count = |counter: fn(&DiskCounters) -> &AtomicU64| {
@@ -263,47 +263,47 @@ impl Pool {
     }
 }
 
-impl Metadata {
-    /// Lost or unrepaired blocks of volumes, in order; adjacent ranges are merged.
-    fn damaged_ranges<'a, R>(&'a self, rows: impl Fn(&'a PoolVolume) -> R) -> Vec<DamagedRange>
-    where
-        R: Iterator<Item = (u32, Range<u32>)> + 'a,
-    {
-        let mut all: Vec<DamagedRange> = Vec::new();
-        for (_, volume) in self.volumes() {
-            for (index, rows) in rows(volume) {
-                let at = |row| {
-                    u64::from(index) * volume.extent_bytes() + u64::from(row) * u64::from(ROW_BYTES)
-                };
-                let (start, end) = (at(rows.start), at(rows.end));
-                match all.last_mut() {
-                    Some(last)
-                        if last.volume == volume.uuid
-                            && last.offset_bytes + last.len_bytes == start =>
-                    {
-                        last.len_bytes += end - start;
-                    }
-                    _ => all.push(DamagedRange {
-                        volume: volume.uuid,
-                        offset_bytes: start,
-                        len_bytes: end - start,
-                    }),
+/// Lost or unrepaired blocks of volumes, in order; adjacent ranges are merged.
+fn damaged_ranges<'a, R>(
+    metadata: &'a Metadata,
+    rows: impl Fn(&'a PoolVolume) -> R,
+) -> Vec<DamagedRange>
+where
+    R: Iterator<Item = (u32, Range<u32>)> + 'a,
+{
+    let mut all: Vec<DamagedRange> = Vec::new();
+    for (_, volume) in metadata.volumes() {
+        for (index, rows) in rows(volume) {
+            let at = |row| {
+                u64::from(index) * volume.extent_bytes() + u64::from(row) * u64::from(ROW_BYTES)
+            };
+            let (start, end) = (at(rows.start), at(rows.end));
+            match all.last_mut() {
+                Some(last)
+                    if last.volume == volume.uuid
+                        && last.offset_bytes + last.len_bytes == start =>
+                {
+                    last.len_bytes += end - start;
                 }
+                _ => all.push(DamagedRange {
+                    volume: volume.uuid,
+                    offset_bytes: start,
+                    len_bytes: end - start,
+                }),
             }
         }
-        all
     }
+    all
+}
 
-    /// Stale columns on a member.
-    fn stale_columns_on(&self, id: MemberId) -> u64 {
-        let counts = self.volumes().map(|(_, volume)| {
-            let stale = volume.stale_columns().filter(|(index, column)| {
-                let location =
-                    volume.extent(*index).and_then(|e| e.columns.get(usize::from(*column)));
-                location.is_some_and(|location| location.member == id)
-            });
-            stale.count() as u64
+/// Stale columns on a member.
+fn stale_columns_on(metadata: &Metadata, id: MemberId) -> u64 {
+    let counts = metadata.volumes().map(|(_, volume)| {
+        let stale = volume.stale_columns().filter(|(index, column)| {
+            let location = volume.extent(*index).and_then(|e| e.columns.get(usize::from(*column)));
+            location.is_some_and(|location| location.member == id)
         });
-        counts.sum()
-    }
+        stale.count() as u64
+    });
+    counts.sum()
 }

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use disk::DiskLease;
 use geometry::{Column, RaidGeometry, RowSet, ScrubResult};
+use pool_metadata::{
+    MemberId, MemberSet, Metadata, PhysicalExtent, PoolExtent, PoolVolume, PoolVolumeId,
+};
 use raid::{self, DiskCounters};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -13,9 +16,6 @@ use wire::ShortText;
 
 use super::error::PoolError;
 use super::member_layout::MemberLayout;
-use super::metadata::{
-    MemberId, MemberSet, Metadata, PhysicalExtent, PoolExtent, PoolVolume, PoolVolumeId,
-};
 
 /// Length of the request queue; senders wait while it is full.
 const REQUEST_QUEUE_DEPTH: usize = 256;

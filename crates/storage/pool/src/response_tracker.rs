@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use super::metadata::{MemberId, MemberSet};
+use pool_metadata::{MemberId, MemberSet};
 
 /// Members that were sent a request, and those that have not answered.
 #[derive(Debug, Default)]

@@ -4,12 +4,12 @@
 
 use std::collections::VecDeque;
 
+use pool_metadata::journal::JournalBlock;
+use pool_metadata::quorum::{VoterSet, WriteTargets, check_write_quorum};
+use pool_metadata::{Change, MemberId, MemberSet, Metadata};
 use tokio::sync::oneshot;
 
 use super::error::PoolError;
-use super::journal::JournalBlock;
-use super::metadata::{Change, MemberId, MemberSet, Metadata};
-use super::quorum::{VoterSet, WriteTargets, check_write_quorum};
 
 /// Changes that are made in one version, and the task that waits for that.
 #[derive(Debug)]
@@ -216,8 +216,8 @@ fn failed_new_voter(change: &Change, following: MemberSet) -> Option<MemberId> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::metadata::tests::pool;
     use super::*;
+    use pool_metadata::samples::pool;
 
     type Reply = oneshot::Receiver<Result<(), PoolError>>;
 

@@ -65,6 +65,36 @@ fn a_removal_can_be_cancelled() {
     });
 }
 
+/// Regression test: the disk was active again, and kept its columns.
+#[test]
+fn a_disk_that_fails_and_returns_while_it_is_removed_goes_on_leaving() {
+    run_scenario(|host| async move {
+        let bench = Bench::new(host, MORE).await;
+        // Its columns are not rebuilt before it is opened.
+        bench.pool.create_volume(&of_extents(5)).await.unwrap();
+        bench.disk(1).unplug();
+        bench.write(0..64, 2).await;
+        assert_eq!(bench.state(1), PoolDiskState::Detached);
+        bench.pool.remove("1").await.unwrap();
+        bench.look().await;
+        bench.disk(1).plug();
+        bench.look().await;
+        assert_eq!(bench.state(1), PoolDiskState::Draining);
+        let open = bench.core_pool.open_volume(ANOTHER).await.unwrap();
+        let gone = async {
+            while bench.report().disks.iter().any(|disk| disk.member_id == 1) {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        let gone = tokio::time::timeout(Duration::from_secs(600), gone).await;
+        assert!(gone.is_ok(), "{:?}", bench.report());
+        drop(open);
+        bench.holds(0..64, 2).await;
+        bench.holds(64..bench.blocks, 1).await;
+        bench.close().await;
+    });
+}
+
 #[test]
 fn the_smallest_sufficient_spare_replaces_a_disk() {
     run_scenario(|host| async move {

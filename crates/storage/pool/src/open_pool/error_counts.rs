@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::join_all;
+use pool_metadata::{Change, MemberErrorCounts, MemberId, Metadata, PoolMember};
 use raid::DiskCounters;
 
 use super::Pool;
 use crate::error::PoolError;
-use crate::metadata::{Change, MemberErrorCounts, MemberId, Metadata, PoolMember};
 
 /// Error counts of a disk up to now, including those of earlier terms that [`add_counts`] added.
 pub(crate) fn total_counts(counters: &DiskCounters, since_s: u64) -> MemberErrorCounts {
@@ -111,7 +111,7 @@ impl Pool {
 
 /// The changes that clear all unrepaired rows.
 fn unrepaired_clearing_changes(metadata: &Metadata) -> Vec<Change> {
-    let of_volume = |(volume, all): (_, &crate::metadata::PoolVolume)| {
+    let of_volume = |(volume, all): (_, &pool_metadata::PoolVolume)| {
         let rows = all.all_unrepaired().map(move |(index, rows)| {
             let (row, rows) = (rows.start, rows.end - rows.start);
             Change::MarkRewritten { volume, index, first_row: row, row_count: rows }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use disk::ClaimRequest;
 use futures_util::future::join_all;
 use geometry::ALL_REGIONS;
+use pool_metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
 use rt::Core;
 use rt::disk::{Disk, DiskError, DiskErrorKind};
 use tokio::sync::oneshot;
@@ -17,20 +18,20 @@ use tokio::time::timeout;
 use uuid::Uuid;
 use wire::{SHORT_TEXT_BYTES, ShortText};
 
-use super::{JoinStage, JoiningMember, Pool, PoolState};
+use super::{Pool, PoolState};
 use crate::crash_recovery;
 use crate::discovery::{
     NewDisk, NewerDisk, PathContents, ReturningMember, find_detached, open_new, probe_path,
     with_response_timeout,
 };
+use crate::disk_admission::{AdmissionEffect, AdmissionInput, JoinKind, ReturnId};
 use crate::disk_claims::{ClaimSettings, acquire_with_timeout};
 use crate::disk_name::{disk_names, resolve_disk_name};
 use crate::error::{PoolError, metadata_io_error};
 use crate::member_disk::{MemberDisk, with_disk_timeout};
 use crate::member_label::{LabelState, MemberLabel};
 use crate::member_layout::MemberLayout;
-use crate::metadata::{Change, MemberId, MemberSet, Metadata, PoolMemberState, VersionId};
-use crate::metadata_writer::{LONG_DISK_TIMEOUT, hold_until_idle};
+use crate::metadata_writer::{LONG_DISK_TIMEOUT, MetadataWriter, hold_until_idle};
 use crate::requests::{Admission, ColumnId, MemberInfo, PoolEvent};
 
 /// How often to check whether moves of columns have ended.
@@ -62,7 +63,7 @@ impl Pool {
 
     /// How often admission of a member was attempted.
     pub(super) fn join_generation(&self, id: MemberId) -> u64 {
-        self.state().join_generations.get(&id).copied().unwrap_or(0)
+        self.writer.admission().join_generation(id)
     }
 
     /// Detaches a member of this join generation, and completes when all voters know. This must not
@@ -73,18 +74,13 @@ impl Pool {
         member: MemberId,
         join_generation: u64,
     ) -> Result<(), PoolError> {
-        if join_generation != self.join_generation(member) {
-            // The reported admission has ended: the member was detached since.
-            return self.writer.await_commit().await;
-        }
+        let report = AdmissionInput::ReportedFailed { member, join_generation };
+        let answer = self.writer.apply(report);
         let (serial, path) = self.serial_and_path(member);
-        let was_attached = match self.join_stage(member) {
-            Some(JoinStage::Committing) => self.writer.detach_after_queued(member).await?,
-            Some(JoinStage::CatchingUp | JoinStage::Abandoned) => {
-                self.set_join_stage(member, JoinStage::Abandoned);
-                self.writer.detach(member).await?
-            }
-            None => self.writer.detach(member).await?,
+        let was_attached = match answer.as_slice() {
+            [AdmissionEffect::AwaitCommit] => return self.writer.await_commit().await,
+            [AdmissionEffect::DetachAfterVote(id)] => self.writer.detach_after_queued(*id).await?,
+            _ => self.writer.detach(member).await?,
         };
         if was_attached {
             tracing::error!(member = member.0, %serial, %path, "a disk of the pool is detached: replace it (windrose pool replace)");
@@ -109,11 +105,15 @@ impl Pool {
         unresponsive: MemberSet,
         is_still_silent: impl Fn() -> bool,
     ) -> Result<bool, PoolError> {
-        if join_generation != self.join_generation(member) {
-            return self.writer.await_commit().await.map(|()| true);
-        }
-        if self.join_stage(member).is_some() {
-            return Ok(self.abandon_join(member, is_still_silent).await);
+        let report = AdmissionInput::ReportedUnresponsive { member, join_generation };
+        match self.writer.apply(report).as_slice() {
+            [AdmissionEffect::AwaitCommit] => {
+                return self.writer.await_commit().await.map(|()| true);
+            }
+            [AdmissionEffect::ProbeOthers(id)] => {
+                return Ok(self.reject_silent_joiner(*id, is_still_silent).await);
+            }
+            _ => {}
         }
         let (serial, path) = self.serial_and_path(member);
         let Some(was_attached) =
@@ -132,27 +132,14 @@ impl Pool {
         Ok(true)
     }
 
-    /// The stage of a member's admission.
-    fn join_stage(&self, id: MemberId) -> Option<JoinStage> {
-        self.state().joining.filter(|joining| joining.id == id).map(|joining| joining.stage)
-    }
-
-    fn set_join_stage(&self, id: MemberId, stage: JoinStage) {
-        self.state_mut().joining = Some(JoiningMember { id, stage });
-    }
-
-    /// Abandons the admission of a member that does not answer, if others do and it is not being
-    /// committed yet. Returns whether it is abandoned. No data are lost, as it was not attached
-    /// before.
-    async fn abandon_join(&self, id: MemberId, is_still_silent: impl Fn() -> bool) -> bool {
+    /// Rejects a joining member that does not answer, if others do and its vote is not being
+    /// committed yet. Returns whether it is rejected.
+    async fn reject_silent_joiner(&self, id: MemberId, is_still_silent: impl Fn() -> bool) -> bool {
         if !self.writer.others_respond(id).await || !is_still_silent() {
             return false;
         }
-        // The stage may have changed meanwhile.
-        if self.join_stage(id) == Some(JoinStage::CatchingUp) {
-            self.set_join_stage(id, JoinStage::Abandoned);
-        }
-        self.join_stage(id) == Some(JoinStage::Abandoned)
+        self.writer.apply(AdmissionInput::SilenceConfirmed(id));
+        self.writer.admission().is_join_rejected(id)
     }
 
     /// A core reports that a member lags behind the others, or does so no longer.
@@ -236,7 +223,8 @@ impl Pool {
         let guard = self.membership_lock.write().await;
         // Another disk may have been added meanwhile.
         let label = MemberLabel { member_id: next_id()?, ..disk.label() };
-        self.admit(label.member_id, &disk, Vec::new(), add_member_change(&label, is_spare)).await?;
+        let (joining, change) = (label.member_id, add_member_change(&label, is_spare));
+        self.admit((joining, JoinKind::New), &disk, Vec::new(), vec![change]).await?;
         drop(guard);
         mark_label_ready(&disk).await;
         // Columns of a detached member may have had no space so far.
@@ -244,19 +232,23 @@ impl Pool {
         Ok(())
     }
 
-    /// Admits a disk: it gets every version and every write, and becomes a voter by `change`. The
-    /// caller holds the membership lock.
+    /// Admits a disk: it gets every version and every write, and becomes a voter by the first of
+    /// `changes`. The caller holds the membership lock.
     async fn admit(
         &self,
-        id: MemberId,
+        (id, kind): (MemberId, JoinKind),
         disk: &Rc<MemberDisk>,
         stale_regions: Vec<(u64, u16, u32)>,
-        change: Change,
+        changes: Vec<Change>,
     ) -> Result<(), PoolError> {
-        *self.state_mut().join_generations.entry(id).or_default() += 1;
-        self.set_join_stage(id, JoinStage::CatchingUp);
-        let admitted = self.try_admit(id, disk, stale_regions, change).await;
-        self.state_mut().joining = None;
+        if self.writer.apply(AdmissionInput::JoinBegan(id, kind)).is_empty() {
+            return Err(PoolError::on_disk(disk.path(), "the pool does not admit it now"));
+        }
+        let admitted = self.try_admit(id, disk, stale_regions, changes).await;
+        let effects = self.writer.end_join(id, admitted.is_ok());
+        if effects.contains(&AdmissionEffect::AnnounceDetached(id)) {
+            self.broadcast(|| PoolEvent::MemberDetached(id));
+        }
         admitted
     }
 
@@ -265,7 +257,7 @@ impl Pool {
         id: MemberId,
         disk: &Rc<MemberDisk>,
         stale_regions: Vec<(u64, u16, u32)>,
-        change: Change,
+        changes: Vec<Change>,
     ) -> Result<(), PoolError> {
         self.writer.add_learner(id, disk).await?;
         self.state_mut().last_paths.insert(id, disk.path().to_owned());
@@ -273,35 +265,34 @@ impl Pool {
         let member =
             member.ok_or_else(|| PoolError::on_disk(disk.path(), "the disk failed immediately"))?;
         // All cores write to it before it becomes a voter, so no later write is missing from it.
+        let all_write = self.ask_cores(&member, &stale_regions).await;
+        let is_rejected = self.writer.admission().is_join_rejected(id);
+        let answered = AdmissionInput::CoresAnswered { member: id, all_write };
+        if self.writer.apply(answered) == [AdmissionEffect::CommitVote(id)] {
+            return self.writer.commit_all(changes).await;
+        }
+        // Cores may have requests in flight at it.
+        hold_until_idle(Rc::clone(disk));
+        let what = match is_rejected {
+            true => "the disk failed or does not respond; see the log",
+            false => "a core cannot use the disk; see the log",
+        };
+        Err(PoolError::on_disk(disk.path(), what))
+    }
+
+    /// Asks all cores to write to a member from now on. Returns whether all do that are still
+    /// there.
+    async fn ask_cores(&self, member: &MemberInfo, stale_regions: &[(u64, u16, u32)]) -> bool {
         let mut all = Vec::new();
         self.state_mut().core_events.retain(|(_, core)| {
             let (done, is_done) = oneshot::channel();
             let sender = core.clone();
             all.push(async move { (sender, is_done.await) });
-            let (member, stale_regions) = (member.clone(), stale_regions.clone());
+            let (member, stale_regions) = (member.clone(), stale_regions.to_vec());
             core.send(PoolEvent::AdmitMember(Box::new(Admission { member, stale_regions, done })))
                 .is_ok()
         });
-        let all_ready =
-            join_all(all).await.into_iter().all(|(core, done)| done.is_ok() || core.is_closed());
-        let is_abandoned = self.join_stage(id) == Some(JoinStage::Abandoned);
-        if is_abandoned || !all_ready {
-            // Cores may have requests in flight at it.
-            hold_until_idle(Rc::clone(disk));
-        }
-        let committed = if is_abandoned {
-            Err(PoolError::on_disk(disk.path(), "the disk failed or does not respond; see the log"))
-        } else if all_ready {
-            self.set_join_stage(id, JoinStage::Committing);
-            self.writer.commit(change).await
-        } else {
-            Err(PoolError::on_disk(disk.path(), "a core cannot use the disk; see the log"))
-        };
-        self.writer.end_learner(id);
-        if committed.is_err() {
-            self.broadcast(|| PoolEvent::MemberDetached(id));
-        }
-        committed
+        join_all(all).await.into_iter().all(|(core, done)| done.is_ok() || core.is_closed())
     }
 
     /// Looks for detached members at these paths. A member that was missing at the last look, or
@@ -310,14 +301,8 @@ impl Pool {
     /// reopened.
     pub async fn reattach_found(self: &Rc<Self>, paths: Vec<PathBuf>) {
         let known = self.writer.metadata().clone();
-        let returning = self.state().returning_members.clone();
-        let detached = known.members().filter(|(id, m)| {
-            let stays_detached = self.writer.is_declared_lost(*id) || self.writer.is_abandoned(*id);
-            !m.state.is_voter() && !returning.contains(id) && !stays_detached
-        });
-        let detached: BTreeSet<MemberId> = detached.map(|(id, _)| id).collect();
-        if detached.is_empty() {
-            self.state_mut().absent_members.clear();
+        let sought = self.writer.admission().sought().difference(known.voters());
+        if sought.is_empty() {
             return;
         }
         // Members in use have not moved.
@@ -325,19 +310,17 @@ impl Pool {
         let used: BTreeSet<PathBuf> = used.collect();
         let paths = paths.into_iter().filter(|path| !used.contains(path)).collect();
         let present = self.find_detached_paths(&known, paths).await;
-        let found = {
-            let absent = &mut self.state_mut().absent_members;
-            absent.retain(|id| detached.contains(id));
-            absent.extend(detached.iter().filter(|id| !present.contains_key(id)));
-            let found = present.into_iter().filter(|(id, _)| absent.contains(id));
-            found.flat_map(|(_, paths)| paths).collect::<Vec<_>>()
-        };
+        let looked_for =
+            AdmissionInput::LookedFor { sought, present: present.keys().copied().collect() };
+        let effects = self.writer.apply(looked_for);
+        let found =
+            present.into_iter().filter(|(id, _)| effects.contains(&AdmissionEffect::Examine(*id)));
+        let found: Vec<PathBuf> = found.flat_map(|(_, paths)| paths).collect();
         let claim_settings = &self.claim_settings;
         let (absent, newer) =
             find_detached(&self.core, &known, &found, self.buffered, claim_settings).await;
         for NewerDisk { id, path, serial, committed } in newer {
-            // It is looked at again once it has been missing.
-            self.state_mut().absent_members.remove(&id);
+            self.writer.apply(AdmissionInput::NewerCommitProven(id));
             let (path, VersionId { version, term: opening, .. }) = (path.display(), committed);
             tracing::error!(
                 pool = %known.name, %path, %serial, version, opening,
@@ -346,30 +329,26 @@ impl Pool {
         }
         for found in absent {
             // From now on no column on it is moved.
-            let begins = {
-                let state = &mut *self.state_mut();
-                let begins = !state.is_closed && state.returning_members.insert(found.id);
-                if begins {
-                    state.absent_members.remove(&found.id);
-                }
-                begins
-            };
-            if !begins {
-                continue;
+            let begun = if self.is_closed() { None } else { begin_return(&self.writer, found) };
+            if let Some((found, return_id)) = begun {
+                self.start_reattach(found, return_id).await;
             }
-            self.start_reattach(found).await;
         }
     }
 
     /// Reattaches a member in a task of its own, and waits a while for that, so that an
     /// unresponsive disk does not delay others.
-    pub(super) async fn start_reattach(self: &Rc<Self>, found: ReturningMember) {
+    pub(super) async fn start_reattach(
+        self: &Rc<Self>,
+        found: ReturningMember,
+        return_id: ReturnId,
+    ) {
         let (id, pool, (end_sender, end)) = (found.id, Rc::clone(self), oneshot::channel::<()>());
         let task = tokio::task::spawn_local(async move {
             // Dropping it when the task ends or is aborted is the signal.
             let _ended = end_sender;
-            pool.reattach(found).await;
-            pool.state_mut().returning_members.remove(&id);
+            pool.reattach(found, return_id).await;
+            pool.writer.apply(AdmissionInput::ReturnEnded(id, return_id));
         });
         {
             let tasks = &mut self.state_mut().tasks;
@@ -377,9 +356,10 @@ impl Pool {
             tasks.push(task);
         }
         if timeout(LONG_DISK_TIMEOUT, end).await.is_err() {
-            // Its columns may be rebuilt elsewhere meanwhile.
-            self.state_mut().returning_members.remove(&id);
-            self.broadcast(|| PoolEvent::MaintenanceDue);
+            let effects = self.writer.apply(AdmissionInput::ReturnSlow(id, return_id));
+            if effects.contains(&AdmissionEffect::RebuildColumns) {
+                self.broadcast(|| PoolEvent::MaintenanceDue);
+            }
         }
     }
 
@@ -432,7 +412,11 @@ impl Pool {
 
     /// Reattaches a member that is present again. If it has a log generation, it misses only the
     /// stale regions and the writes in flight at that time.
-    async fn reattach(&self, ReturningMember { id, disk, log_generation }: ReturningMember) {
+    async fn reattach(
+        &self,
+        ReturningMember { id, disk, log_generation }: ReturningMember,
+        return_id: ReturnId,
+    ) {
         let is_detached = || {
             let metadata = self.writer.metadata();
             let known = metadata.find_member(disk.label().member_uuid);
@@ -456,8 +440,8 @@ impl Pool {
             tracing::error!(error = %why, "reattaching a disk of the pool failed");
             return;
         }
-        // It may have taken so long that columns of it began to move.
-        self.state_mut().returning_members.insert(id);
+        // It may have taken so long that columns of it began to move. No more do from now on.
+        self.writer.apply(AdmissionInput::Examined(id, return_id));
         self.wait_moves_from(id).await;
         let guard = self.membership_lock.write().await;
         if !is_detached() || self.is_closed() {
@@ -465,14 +449,20 @@ impl Pool {
         }
         let stale_regions = stale_regions_on(&self.writer.metadata(), id, only_stale_regions);
         let path = disk.path().display().to_string();
-        let change = Change::Reattach { member: id, only_stale_regions };
-        let admitted = self.admit(id, &disk, stale_regions, change).await;
+        let mut changes = vec![Change::Reattach { member: id, only_stale_regions }];
+        if self.writer.admission().is_leaving(id) {
+            // Its removal goes on.
+            let state = PoolMemberState::Draining;
+            changes.push(Change::SetMemberState { member: id, state });
+        }
+        let joining = (id, JoinKind::Return(return_id));
+        let admitted = self.admit(joining, &disk, stale_regions, changes).await;
         drop(guard);
         match admitted {
             Ok(()) => {
                 mark_label_ready(&disk).await;
                 tracing::info!(%path, marked = only_stale_regions, "a disk of the pool is attached again");
-                self.broadcast(|| PoolEvent::MaintenanceDue);
+                self.broadcast_draining();
             }
             Err(why) => {
                 tracing::error!(%path, error = %why, "reattaching a disk of the pool failed");
@@ -537,7 +527,7 @@ impl Pool {
         if !changes.is_empty() {
             self.writer.commit_all(changes).await?;
         }
-        self.state_mut().members_to_remove.insert(id);
+        self.writer.apply(AdmissionInput::RemovalBegan(id));
         self.broadcast_draining();
         self.activate_spares(!state.is_voter()).await;
         self.remove_drained().await;
@@ -553,18 +543,16 @@ impl Pool {
         // It is not removed meanwhile.
         let _guard = self.membership_lock.write().await;
         let state = self.writer.metadata().member(id).map(|member| member.state);
-        let was_removing = self.state_mut().members_to_remove.remove(&id);
-        match state {
-            Some(PoolMemberState::Draining) => {
-                let activate =
-                    Change::SetMemberState { member: id, state: PoolMemberState::Active };
-                self.writer.commit(activate).await?;
-                self.broadcast_draining();
-                Ok(())
-            }
-            _ if was_removing => Ok(()),
-            _ => Err(PoolError::new(format!("disk {disk} is not being removed"))),
+        if !self.writer.admission().is_leaving(id) {
+            return Err(PoolError::new(format!("disk {disk} is not being removed")));
         }
+        if state == Some(PoolMemberState::Draining) {
+            let activate = Change::SetMemberState { member: id, state: PoolMemberState::Active };
+            self.writer.commit(activate).await?;
+        }
+        self.writer.apply(AdmissionInput::RemovalCancelled(id));
+        self.broadcast_draining();
+        Ok(())
     }
 
     fn broadcast_draining(&self) {
@@ -578,7 +566,10 @@ impl Pool {
     /// Those of [`Self::add`] and [`Self::remove`]; nothing is changed then.
     pub async fn replace(&self, disk: &str, with: &NewDisk) -> Result<(), PoolError> {
         let id = self.resolve_member(disk)?;
-        let fits = |after: &Metadata| after.check_removal(id, &self.reserved_extents()).map(drop);
+        let fits = |after: &Metadata| {
+            after.check_removal(id, &self.reserved_extents())?;
+            Ok(())
+        };
         self.add_checked(with, false, fits).await?;
         self.remove(&id.0.to_string()).await
     }
@@ -601,7 +592,6 @@ impl Pool {
                     continue;
                 }
             }
-            self.state_mut().members_to_remove.remove(&id);
             if let Some(disk) = disk {
                 match disk.set_label_state(LabelState::Removed).await {
                     Ok(()) => disk.release_claim().await,
@@ -615,11 +605,8 @@ impl Pool {
 
     /// Whether a member is being removed and holds no columns.
     fn is_drained(&self, metadata: &Metadata, id: MemberId) -> bool {
-        let is_removing = self.state().members_to_remove.contains(&id);
-        metadata.member(id).is_some_and(|member| {
-            member.allocated_count() == 0
-                && (is_removing || member.state == PoolMemberState::Draining)
-        })
+        let is_empty = metadata.member(id).is_some_and(|member| member.allocated_count() == 0);
+        is_empty && self.writer.admission().is_leaving(id)
     }
 
     /// Removes a draining member, if it is still draining and holds no columns.
@@ -632,7 +619,20 @@ impl Pool {
             self.writer.commit(Change::Detach(id)).await?;
             self.broadcast(|| PoolEvent::MemberDetached(id));
         }
-        self.writer.commit(Change::RemoveMember(id)).await.map(|()| true)
+        self.writer.commit(Change::RemoveMember(id)).await?;
+        self.writer.apply(AdmissionInput::Removed(id));
+        Ok(true)
+    }
+}
+
+/// Begins the return of a disk that was found; `None` if it must not return now.
+pub(super) fn begin_return(
+    writer: &MetadataWriter,
+    found: ReturningMember,
+) -> Option<(ReturningMember, ReturnId)> {
+    match writer.apply(AdmissionInput::Found(found.id)).as_slice() {
+        [AdmissionEffect::Reattach(_, return_id)] => Some((found, *return_id)),
+        _ => None,
     }
 }
 

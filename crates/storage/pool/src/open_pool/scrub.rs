@@ -1,10 +1,10 @@
 //! Scrub of a pool: reads and compares all of its volumes.
 
 use geometry::ScrubResult;
+use pool_metadata::{Change, ScrubRecord};
 
 use super::Pool;
 use crate::error::PoolError;
-use crate::metadata::{Change, ScrubRecord};
 use crate::report::PoolScrubReport;
 use crate::requests::PoolEvent;
 

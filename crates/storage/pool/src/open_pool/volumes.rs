@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use pool_metadata::allocator::{
+    ReservedExtents, place_column, place_columns, place_columns_on_active,
+};
+use pool_metadata::{Change, MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
 use rt::disk::DiskError;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{NewPoolVolume, Pool, PoolState};
-use crate::allocator::{ReservedExtents, place_column, place_columns, place_columns_on_active};
 use crate::error::PoolError;
-use crate::metadata::{Change, MemberId, MemberSet, PhysicalExtent, PoolVolumeId};
 use crate::metadata_writer::LONG_DISK_TIMEOUT;
 use crate::requests::{ColumnId, ExtentInfo, PoolEvent, RowDamage, VolumeInfo};
 
@@ -244,7 +246,7 @@ impl Pool {
             let source = extent.columns.get(usize::from(id.column)).map(|extent| extent.member);
             // Members that are about to be reattached keep their columns.
             let stays_on_source =
-                source.is_none_or(|member| self.state().returning_members.contains(&member));
+                source.is_none_or(|member| self.writer.admission().keeps_columns(member));
             if stays_on_source || self.state().column_moves.contains_key(&id) {
                 return Ok(None);
             }

@@ -655,7 +655,8 @@ impl Metadata {
     }
 
     /// How many ranges of rows are recorded as unrepaired, in all volumes.
-    pub(super) fn unrepaired_range_count(&self) -> usize {
+    #[must_use]
+    pub fn unrepaired_range_count(&self) -> usize {
         self.volumes.values().map(PoolVolume::unrepaired_range_count).sum()
     }
 

@@ -1,31 +1,13 @@
 use geometry::{ALL_REGIONS, ROW_BYTES, RaidGeometry, Redundancy};
 use proptest::prelude::*;
-use wire::ShortText;
 
 use super::*;
+use crate::samples::{PHYSICAL_EXTENTS as UNITS, add_member as add, pool, raid5};
 
-pub(crate) const ROOM: u32 = 1024;
-const UNITS: u32 = 6;
 const EXTENT: u64 = 64 << 20;
-
-pub(crate) fn raid5(columns: u16) -> RaidGeometry {
-    RaidGeometry::new(Redundancy::Parity, columns, 16, (16 << 20) / 16 / ROW_BYTES).unwrap()
-}
 
 fn mirror() -> RaidGeometry {
     RaidGeometry::new(Redundancy::Copies(2), 2, 16, (16 << 20) / 16 / ROW_BYTES).unwrap()
-}
-
-fn add(n: u16) -> Change {
-    Change::AddMember {
-        member: MemberId(n),
-        uuid: Uuid::from_u128(100 + u128::from(n)),
-        serial: ShortText::new(&format!("S{n}")),
-        physical_extents: UNITS,
-        snapshot_blocks: ROOM,
-        extents_at: 1 << 20,
-        is_spare: false,
-    }
 }
 
 fn create(volume: u32, geometry: RaidGeometry, bytes: u64) -> Change {
@@ -37,15 +19,6 @@ fn create(volume: u32, geometry: RaidGeometry, bytes: u64) -> Change {
         block_size: 4096,
         is_thick: false,
     }
-}
-
-/// A pool of so many members in version 1, which is not committed yet.
-pub(crate) fn pool(members: u16) -> Metadata {
-    let mut pool = Metadata::new(Uuid::from_u128(1), ShortText::new("tank"), raid5(3), 16);
-    pool.begin_version(0).unwrap();
-    pool.apply(&Change::StartTerm { term_id: Uuid::from_u128(10), is_forced: false }).unwrap();
-    (0..members).for_each(|n| pool.apply(&add(n)).unwrap());
-    pool
 }
 
 /// The next version, with these changes.

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use super::allocator::{ReservedExtents, max_extents};
-use super::error::PoolError;
 use super::metadata::{MemberId, MemberSet, Metadata, PoolMemberState};
 
 /// The effect of moving all columns of some members to others.
@@ -17,6 +16,11 @@ pub struct Evacuation {
     /// Extents that fit on the others afterwards.
     pub free_extents_after: u64,
 }
+
+/// Why the columns of a member do not fit on the others, in numbers: more disks are needed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RemovalRefused(String);
 
 impl Metadata {
     /// Active members: they hold data and stay.
@@ -81,12 +85,12 @@ impl Metadata {
     /// that; none if the active members suffice.
     ///
     /// # Errors
-    /// What would not fit, in numbers, and what to do.
+    /// What would not fit, in numbers.
     pub fn check_removal(
         &self,
         id: MemberId,
         reserved: &ReservedExtents,
-    ) -> Result<MemberSet, PoolError> {
+    ) -> Result<MemberSet, RemovalRefused> {
         let Some(member) = self.member(id) else { return Ok(MemberSet::default()) };
         let is_detached = !member.state.is_voter();
         if matches!(member.state, PoolMemberState::Spare | PoolMemberState::Draining)
@@ -126,12 +130,12 @@ impl Metadata {
         id: MemberId,
         onto: MemberSet,
         reserved: &ReservedExtents,
-    ) -> Result<(), PoolError> {
+    ) -> Result<(), RemovalRefused> {
         let plan = self.plan_evacuation(MemberSet::default().with(id), onto, reserved);
         let columns = u32::from(self.geometry.columns());
         let is_detached = self.member(id).is_none_or(|member| !member.state.is_voter());
-        let (hint, disks) = ("add a disk first (windrose pool add)", onto.len());
-        let refuse = |what: String| Err(PoolError::no_space(what).with_hint(hint));
+        let disks = onto.len();
+        let refuse = |what: String| Err(RemovalRefused(what));
         // A detached member is missing already, so removing it changes nothing here.
         if !is_detached && disks < columns {
             return refuse(format!(
@@ -159,7 +163,8 @@ impl Metadata {
     }
 
     /// The size of so many extents, as text.
-    pub(super) fn extents_size_text(&self, extents: u64) -> String {
+    #[must_use]
+    pub fn extents_size_text(&self, extents: u64) -> String {
         let mebibytes = (u128::from(extents) * u128::from(self.extent_bytes())) >> 20;
         match mebibytes {
             0..1024 => format!("{mebibytes} MiB"),

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 use wire::ShortText;
 
-use super::Mistake;
 use super::metadata::{MemberId, MemberSet, Metadata, VersionId};
 
 mod recovery_error;
@@ -196,8 +195,23 @@ pub fn recover<'a>(
     recover_with_mistake(Mistake::None, known, damaged, without)
 }
 
-/// The same with a planted mistake.
-pub(super) fn recover_with_mistake<'a>(
+/// A mistake in the rules, which tests plant and must find.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mistake {
+    /// None.
+    #[default]
+    None,
+    /// Accepts a rolled-back disk as if it had all later writes.
+    TrustsRolledBackDisks,
+    /// Opens rolled-back disks although another disk proves a commit that they lack.
+    IgnoresProvenCommits,
+}
+
+/// The same with a planted mistake, which has no effect outside tests.
+///
+/// # Errors
+/// As [`recover`].
+pub fn recover_with_mistake<'a>(
     mistake: Mistake,
     known: &[MemberMetadata<'a>],
     damaged: &[DamagedDisk],
@@ -209,7 +223,7 @@ pub(super) fn recover_with_mistake<'a>(
             QuorumRules { supports: Metadata::descends_from, ..RULES }
         }
         Mistake::IgnoresProvenCommits => QuorumRules { diverges: |_, _| false, ..RULES },
-        _ => RULES,
+        Mistake::None => RULES,
     };
     rules.recover(known, damaged, without)
 }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use super::journal::{JournalBlock, ReplayError};
-use super::member_label::MemberLabel;
 use super::metadata::{Metadata, VersionId};
 
 /// Why a member's metadata cannot be used. It is no supporter then, and its data are not used.
@@ -34,12 +33,13 @@ pub enum DamagedMetadata {
     },
 }
 
-/// Rebuilds the metadata of a member from its intact snapshots and journal blocks.
+/// Rebuilds the metadata of a member from its intact snapshots and journal blocks. Its label proves
+/// that it has had the version `term_start`.
 ///
 /// # Errors
 /// Why it cannot be used.
 pub fn replay_member(
-    label: &MemberLabel,
+    term_start: VersionId,
     snapshots: impl IntoIterator<Item = Metadata>,
     blocks: impl IntoIterator<Item = JournalBlock>,
 ) -> Result<Metadata, DamagedMetadata> {
@@ -69,8 +69,8 @@ pub fn replay_member(
     let is_other_history = |version_id: VersionId| {
         metadata.remembers_term_of(version_id) && !metadata.descends_from(version_id)
     };
-    let lost_start = Some(label.term_start)
-        .filter(|term_start| is_lost(*term_start) || is_other_history(*term_start));
+    let lost_start =
+        Some(term_start).filter(|term_start| is_lost(*term_start) || is_other_history(*term_start));
     match lost_block.or(lost_start) {
         Some(version_id) => {
             Err(DamagedMetadata::Truncated { found: reached, expected: version_id })
@@ -85,9 +85,8 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::member_layout::MemberLayout;
-    use crate::metadata::tests::{pool, raid5};
     use crate::metadata::{Change, MemberId};
+    use crate::samples::pool;
 
     /// Versions from the first on, and the blocks that make all of them but the first.
     fn history(versions: u64) -> (Vec<Metadata>, Vec<JournalBlock>) {
@@ -118,38 +117,21 @@ mod tests {
         (all, blocks)
     }
 
-    fn label(term_start: VersionId) -> MemberLabel {
-        let geometry = raid5(5);
-        MemberLabel {
-            generation: 1,
-            pool_id: Uuid::from_u128(1),
-            pool_name: wire::ShortText::new("tank"),
-            member_uuid: Uuid::from_u128(100),
-            member_id: MemberId(0),
-            serial: wire::ShortText::new("S0"),
-            state: crate::member_label::LabelState::Ready,
-            geometry,
-            log_rings: 2,
-            layout: MemberLayout::compute(1 << 30, &geometry, 2, false).unwrap(),
-            term_start,
-        }
-    }
-
     #[test]
     fn a_missing_journal_end_is_an_error_only_if_committed() {
         let (all, blocks) = history(8);
-        let (first, last) = (label(all[0].version_id()), label(all[8].version_id()));
+        let (first, last) = (all[0].version_id(), all[8].version_id());
         for end in 0..=8 {
             let held = || blocks[..end].iter().cloned();
-            assert_eq!(replay_member(&first, [all[0].clone()], held()), Ok(all[end].clone()));
-            let replayed = replay_member(&last, [all[0].clone()], held());
+            assert_eq!(replay_member(first, [all[0].clone()], held()), Ok(all[end].clone()));
+            let replayed = replay_member(last, [all[0].clone()], held());
             assert_eq!(replayed.is_ok(), end == 8, "the label says that it had more");
         }
         let (reached, newest) = (all[3].version_id(), all[8].version_id());
         let hole = blocks[..3].iter().chain(&blocks[4..]).cloned();
-        let lost = replay_member(&first, [all[0].clone()], hole);
+        let lost = replay_member(first, [all[0].clone()], hole);
         assert_eq!(lost, Err(DamagedMetadata::Truncated { found: reached, expected: newest }));
-        assert_eq!(replay_member(&first, [], blocks), Err(DamagedMetadata::NoSnapshot));
+        assert_eq!(replay_member(first, [], blocks), Err(DamagedMetadata::NoSnapshot));
     }
 
     #[test]
@@ -164,10 +146,7 @@ mod tests {
         let version_id = VersionId { version: 40, ..other.version_id() };
         let block = JournalBlock { version_id, previous_term: previous, committed: 1, changes };
         let held = blocks.iter().cloned().chain([block]);
-        assert_eq!(
-            replay_member(&label(all[0].version_id()), [all[8].clone()], held),
-            Ok(all[8].clone())
-        );
+        assert_eq!(replay_member(all[0].version_id(), [all[8].clone()], held), Ok(all[8].clone()));
     }
 
     proptest! {
@@ -180,7 +159,7 @@ mod tests {
             let (all, blocks) = history(12);
             let held = blocks.iter().zip(held).filter(|(_, is)| *is).map(|(block, _)| block.clone());
             let snapshots: Vec<_> = snapshots.into_iter().map(|n| all[n].clone()).collect();
-            match replay_member(&label(all[0].version_id()), snapshots, held.collect::<Vec<_>>()) {
+            match replay_member(all[0].version_id(), snapshots, held.collect::<Vec<_>>()) {
                 Ok(found) => prop_assert!(all.contains(&found)),
                 Err(why) => prop_assert!(!matches!(why, DamagedMetadata::Inconsistent { .. }), "{why}"),
             }

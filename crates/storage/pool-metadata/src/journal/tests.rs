@@ -2,7 +2,8 @@ use proptest::prelude::*;
 use wire::ShortText;
 
 use super::*;
-use crate::metadata::tests::{ROOM, histories, pool, raid5};
+use crate::metadata::tests::histories;
+use crate::samples::{SNAPSHOT_BLOCKS, pool, raid5};
 
 const POOL: Uuid = Uuid::from_u128(1);
 
@@ -37,7 +38,7 @@ fn all() -> Vec<Change> {
             uuid,
             serial,
             physical_extents: 10,
-            snapshot_blocks: ROOM,
+            snapshot_blocks: SNAPSHOT_BLOCKS,
             extents_at: 1 << 21,
             is_spare: true,
         },

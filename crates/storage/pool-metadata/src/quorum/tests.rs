@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 use wire::ShortText;
 
-use super::super::metadata::{Change, tests};
 use super::*;
+use crate::metadata::{Change, tests};
+use crate::samples::{self, SNAPSHOT_BLOCKS, raid5};
 
 fn m(n: u16) -> MemberId {
     MemberId(n)
@@ -39,7 +40,7 @@ fn next(before: &Metadata, committed: u64, term_id: Option<u128>, detached: &[u1
 
 /// Version 2 of a pool of so many members, which knows that version 1 is committed.
 fn pool(members: u16) -> Metadata {
-    next(&tests::pool(members), 1, None, &[])
+    next(&samples::pool(members), 1, None, &[])
 }
 
 fn text(known: &[MemberMetadata<'_>], without: &[Uuid]) -> String {
@@ -48,12 +49,12 @@ fn text(known: &[MemberMetadata<'_>], without: &[Uuid]) -> String {
 
 #[test]
 fn a_pool_that_is_just_created_is_opened_by_its_members() {
-    let pool = tests::pool(3);
+    let pool = samples::pool(3);
     let recovered = recover(&known(&[(0, &pool), (2, &pool)]), &[], &[]).unwrap();
     assert_eq!((recovered.supporters, recovered.is_forced), (set(&[0, 2]), false));
     assert_eq!(recovered.stale, []);
     assert_eq!(recover(&[], &[], &[]), Err(RecoveryError::NoMetadata));
-    let nothing = Metadata::new(Uuid::from_u128(1), ShortText::new("tank"), tests::raid5(3), 16);
+    let nothing = Metadata::new(Uuid::from_u128(1), ShortText::new("tank"), raid5(3), 16);
     assert_eq!(recover(&known(&[(0, &nothing)]), &[], &[]), Err(RecoveryError::NoMetadata));
 }
 
@@ -162,7 +163,7 @@ fn declared_lost_does_not_skip_a_later_version() {
         uuid: uuid(n),
         serial: ShortText::new(&format!("S{n}")),
         physical_extents: 6,
-        snapshot_blocks: tests::ROOM,
+        snapshot_blocks: SNAPSHOT_BLOCKS,
         extents_at: 1 << 20,
         is_spare: false,
     };
@@ -237,7 +238,7 @@ fn write_quorum_violations_are_reported() {
         Err(QuorumViolation::VoterNotCaughtUp(m(3)))
     );
     assert_eq!(check_write_quorum(&VoterSet::from_metadata(&detached), &back, &written), Ok(()));
-    let first = tests::pool(3);
+    let first = samples::pool(3);
     let nothing = Metadata::new(first.pool_id, first.name, first.geometry, first.log_rings);
     assert_eq!(
         check_write_quorum(&VoterSet::from_metadata(&nothing), &first, &WriteTargets::default()),

@@ -135,7 +135,7 @@ struct CreateVolumeBody {
 /// A geometry, as stored.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct StoredGeometry {
+pub struct StoredGeometry {
     redundancy: U16,
     columns: U16,
     strip_rows: U32,
@@ -251,7 +251,9 @@ impl StoredScrubRecord {
 }
 
 impl StoredGeometry {
-    pub(super) fn from_geometry(geometry: &RaidGeometry) -> Self {
+    /// As it is stored.
+    #[must_use]
+    pub fn from_geometry(geometry: &RaidGeometry) -> Self {
         let level = match geometry.redundancy() {
             Redundancy::Copies(copies) => copies,
             Redundancy::Parity => StoredRedundancy::Parity.0,
@@ -265,7 +267,9 @@ impl StoredGeometry {
         }
     }
 
-    pub(super) fn parse(self) -> Option<RaidGeometry> {
+    /// The geometry; `None` if there is no such geometry.
+    #[must_use]
+    pub fn parse(self) -> Option<RaidGeometry> {
         let level = match StoredRedundancy(self.redundancy.get()) {
             StoredRedundancy::Parity => Redundancy::Parity,
             StoredRedundancy::DoubleParity => Redundancy::DoubleParity,

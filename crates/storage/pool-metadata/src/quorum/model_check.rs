@@ -208,12 +208,8 @@ struct ModelState {
 
 impl ModelState {
     fn new(bounds: SearchBounds) -> (Self, State) {
-        let metadata = Metadata::new(
-            Uuid::from_u128(1),
-            ShortText::new("tank"),
-            crate::metadata::tests::raid5(3),
-            1,
-        );
+        let metadata =
+            Metadata::new(Uuid::from_u128(1), ShortText::new("tank"), crate::samples::raid5(3), 1);
         let nothing = VersionNode { metadata, parent: 0, voters: 0, quorum_disks: 0 };
         let mut model = Self {
             scope: bounds,

@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
     use crate::metadata::Change;
-    use crate::metadata::tests::{pool, raid5};
+    use crate::samples::{pool, raid5};
 
     proptest! {
         /// Allocating where most is free reaches the upper bound.

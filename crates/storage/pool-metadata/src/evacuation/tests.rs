@@ -2,8 +2,8 @@ use uuid::Uuid;
 
 use super::*;
 use crate::allocator::place_columns;
-use crate::metadata::tests::{pool, raid5};
 use crate::metadata::{Change, PoolVolumeId};
+use crate::samples::{pool, raid5};
 
 const VOLUME: PoolVolumeId = PoolVolumeId(1);
 const NONE: fn() -> ReservedExtents = ReservedExtents::default;
@@ -42,7 +42,7 @@ fn allocate(pool: &mut Metadata, index: u32) {
 
 fn spare(pool: &mut Metadata, n: u16, physical_extents: u32) {
     let (uuid, serial) = (Uuid::from_u128(200 + u128::from(n)), wire::ShortText::new("S"));
-    let (snapshot_blocks, extents_at) = (crate::metadata::tests::ROOM, 1 << 20);
+    let (snapshot_blocks, extents_at) = (crate::samples::SNAPSHOT_BLOCKS, 1 << 20);
     let member = MemberId(n);
     apply(
         pool,
@@ -59,9 +59,7 @@ fn spare(pool: &mut Metadata, n: u16, physical_extents: u32) {
 }
 
 fn refusal(pool: &Metadata, n: u16) -> String {
-    let why = pool.check_removal(MemberId(n), &NONE()).unwrap_err();
-    assert!(why.is_no_space() && why.hint().is_some());
-    why.to_string()
+    pool.check_removal(MemberId(n), &NONE()).unwrap_err().to_string()
 }
 
 #[test]

@@ -543,8 +543,11 @@ impl Metadata {
         Ok(())
     }
 
-    /// Whether volumes of this pool may have this geometry.
-    pub(crate) fn check_geometry(&self, geometry: &RaidGeometry) -> Result<(), ChangeError> {
+    /// Checks that volumes of this pool may have this geometry.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn check_geometry(&self, geometry: &RaidGeometry) -> Result<(), ChangeError> {
         let (column, strip) = (column_data_bytes(geometry), u64::from(geometry.strip_rows()) * ROW);
         ensure_valid(COLUMN_DATA_BYTES.contains(&column), "the size of a column")?;
         ensure_valid(column == self.column_data_bytes(), "the size of a column")?;

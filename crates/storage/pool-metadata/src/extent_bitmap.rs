@@ -7,7 +7,7 @@ const PAGE_WORDS: usize = PAGE_BITS as usize / 64;
 
 /// A set of physical extents, in pages that exist only while a bit is set in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ExtentBitmap {
+pub(crate) struct ExtentBitmap {
     pages: BTreeMap<u32, BitmapPage>,
     count: u32,
 }
@@ -27,19 +27,19 @@ fn bit_position(index: u32) -> (u32, usize, u64) {
 impl ExtentBitmap {
     /// How many are allocated.
     #[must_use]
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.count
     }
 
     /// Whether `index` is allocated.
     #[must_use]
-    pub fn is_allocated(&self, index: u32) -> bool {
+    pub(crate) fn is_allocated(&self, index: u32) -> bool {
         let (page, word, bit) = bit_position(index);
         self.pages.get(&page).is_some_and(|page| page.bits[word] & bit != 0)
     }
 
     /// Allocates `index`; returns whether it was free.
-    pub fn allocate(&mut self, index: u32) -> bool {
+    pub(crate) fn allocate(&mut self, index: u32) -> bool {
         if self.is_allocated(index) {
             return false;
         }
@@ -53,7 +53,7 @@ impl ExtentBitmap {
     }
 
     /// Frees `index`; returns whether it was allocated.
-    pub fn free(&mut self, index: u32) -> bool {
+    pub(crate) fn free(&mut self, index: u32) -> bool {
         if !self.is_allocated(index) {
             return false;
         }
@@ -71,7 +71,7 @@ impl ExtentBitmap {
 
     /// The lowest free one of the first `count`.
     #[must_use]
-    pub fn lowest_free(&self, count: u32) -> Option<u32> {
+    pub(crate) fn lowest_free(&self, count: u32) -> Option<u32> {
         let mut number = 0;
         while let Some(page) = self.pages.get(&number).filter(|page| page.count == PAGE_BITS) {
             debug_assert!(page.bits.iter().all(|word| *word == u64::MAX));

@@ -518,7 +518,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::metadata::tests::{histories, pool};
+    use crate::metadata::tests::histories;
+    use crate::samples::pool;
 
     const POOL: Uuid = Uuid::from_u128(1);
 
