@@ -13,13 +13,14 @@ use ::cluster::etcd_member::{
 use ::cluster::identity::{ClusterIdentity, IdentityError, LocalStoreMember, MembershipStage};
 use ::cluster::incarnations::{self, ClaimOutcome, ProcessIncarnation};
 use ::cluster::mirror_records::MirrorRecords;
-use ::cluster::node_membership::{self, JoinError};
+use ::cluster::node_membership::{self, JoinError, store_member_name};
 use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
 use ::cluster::store::embedded::EmbeddedStore;
 use ::cluster::store::etcd::{
     EtcdSettings, EtcdStore, EtcdTls, LeasedKey, MemberHealth, MemberInfo,
 };
-use ::cluster::store::{MetadataStore, StoreError, store_format};
+use ::cluster::store::{Change, MetadataStore, Precondition, StoreError, store_format};
+use peer::NodeId;
 use rt::fault_point::{self, FaultPoint};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -28,15 +29,14 @@ use uuid::Uuid;
 
 use crate::anchor::{self, AnchorError};
 use crate::certificates::{self, CertificateError};
-use crate::control::{
-    SecretsError, forget_report, move_keys_to_cluster, own_store_member, store_member_name,
-};
+use crate::control::{SecretsError, move_keys_to_cluster, own_store_member};
 use config::data_dir::{DataDir, DataDirError};
 use config::{self, ClusterTls, Config};
 use engine::Portals;
 use engine::joined_cluster::JoinedCluster;
 use rotation_driver::CredentialsInUse;
 pub(crate) use rotation_driver::RotationError;
+use status::report::report_key;
 
 /// Heartbeat interval of the leader of the store.
 const STORE_HEARTBEAT: Duration = Duration::from_millis(100);
@@ -100,7 +100,7 @@ pub enum MembershipError {
     )]
     ReplacedByProcess {
         /// Which node.
-        node: peer::NodeId,
+        node: NodeId,
         /// The process that holds the node.
         other: Box<ProcessIncarnation>,
         /// This process.
@@ -540,7 +540,7 @@ impl ClusterMembership {
         self.check_cluster(identity).await.map_err(|error| member.err().unwrap_or(error))?;
         self.claim_node(identity).await?;
         node_membership::update_node(&self.store, &self.node_record(identity)).await?;
-        forget_report(&self.store, identity.node).await?;
+        remove_report(&self.store, identity.node).await?;
         let (present, _) = nodes::list_readable(&self.store).await?;
         let own = present.get(&identity.node).ok_or(JoinError::Removed)?;
         let index = own.record.index;
@@ -865,4 +865,16 @@ impl ClusterMembership {
         lock(&self.alive_announcement).take();
         self.stop_store_member().await;
     }
+}
+
+/// Removes the report of this node's earlier run, which must not be taken for current.
+///
+/// # Errors
+/// [`StoreError`].
+async fn remove_report(meta: &dyn MetadataStore, node: NodeId) -> Result<(), StoreError> {
+    let key = report_key(node);
+    let Some(found) = meta.get(&key).await? else { return Ok(()) };
+    let change =
+        Change { key, precondition: Precondition::AtRevision(found.revision), value: None };
+    meta.commit(vec![change]).await.map(drop)
 }

@@ -7,42 +7,32 @@
 //! * A change that a client asked for completes even if the client disconnects.
 
 mod admission;
-mod client_findings;
-mod clock_findings;
 mod cluster;
 mod cluster_rotation;
 mod cluster_view;
 mod data_loss_guard;
 mod device_stack;
+mod facts;
 mod isns;
 mod join_client;
-mod memory;
 mod node_probe;
 mod node_removal;
-mod not_serving;
 mod old_images;
 mod orphan_images;
 mod peers;
 mod periodic_tasks;
-mod placement;
-pub(crate) mod pool_status;
 mod pools;
 mod reconciler;
 mod recovery;
-mod recovery_choice;
 mod repair;
-mod replica_state;
 mod replicas;
-mod report;
 mod report_requests;
 mod reservations;
 mod reserved_paths;
 mod secret_keys;
 mod space;
 mod startup_wait;
-mod status;
 mod store_audit;
-mod store_view;
 mod target_mapping;
 mod volume_edit;
 mod volume_lifecycle;
@@ -65,28 +55,25 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-pub(crate) use self::cluster::{own_store_member, store_member_name};
+pub(crate) use self::cluster::own_store_member;
 use crate::cluster_membership::{ClusterMembership, MembershipOutcome};
 use ::cluster::store::{MetadataStore, Revision, StoreError};
-pub use cluster_view::ClusterView;
 use config::{self, Config};
 use engine::joined_cluster::JoinedCluster;
 use engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
-pub use pool_status::PoolFacts;
-pub use pools::PoolObserved;
 use reconciler::VolumeRecords;
 use records::catalog;
 use records::reconcile::ThisProcess;
 use records::record::image_description::{DescriptionSource, ImageDescription};
 use records::record::{self, FIRST_NODE, StoredVolumeRecord, VOLUMES, VolumeRecord};
-pub(crate) use report::remove_report as forget_report;
 use reserved_paths::ReservedPaths;
 use secret_keys::SecretKeys;
 pub use secret_keys::SecretsError;
 pub(crate) use secret_keys::move_keys_to_cluster;
-pub use space::{FileSystemSpace, PoolSpace, SpaceUsage};
-use startup_wait::StartupWait;
-pub use status::{NodeFacts, assess};
+use startup_wait::wait_after_error;
+use status::report::{MissingReplica, NodeReport};
+use status::startup_wait::StartupWait;
+use status::{RESTORE_HINT, UNTRUSTED_STORE_HINT};
 use volume_table::VolumeTable;
 
 /// How often volumes that failed to open are retried.
@@ -100,18 +87,6 @@ const STARTUP_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Most steps that one reconciliation of a volume takes; more means that it makes no progress.
 const MAX_RECONCILE_STEPS: usize = 32;
-
-/// Hint for a store whose certificates this node does not trust, or the reverse.
-const UNTRUSTED_STORE_HINT: &str = "the members of the store use certificates of another authority \
-    than this node's. If the cluster now uses a new store, or has removed this node: run `windrose \
-    cluster leave --force` here, then `windrose cluster join` with a new token (`windrose cluster \
-    token` at a node of the cluster); images are kept. If you supply the certificates: \
-    cluster.tls_cert and those of the store's members must be issued by the authority in \
-    cluster.tls_ca, be valid today, and name the addresses of their machines";
-
-/// Hint for damaged records.
-pub(crate) const RESTORE_HINT: &str = "restore the store from a backup: docs/guides/administration.md, section \
-    \"When the store is damaged\"";
 
 /// The part of the configuration that the control plane uses.
 #[derive(Clone, Debug)]
@@ -210,9 +185,9 @@ struct Inner {
     /// The last report request that this node has received, see [`report_requests`].
     last_report_request: watch::Sender<u64>,
     /// The reports of other nodes as last read, with the revisions that wrote them.
-    reports: std::sync::Mutex<BTreeMap<NodeId, (Revision, report::NodeReport)>>,
+    reports: std::sync::Mutex<BTreeMap<NodeId, (Revision, NodeReport)>>,
     /// Why volumes with their primary here lack replicas that are not being made.
-    missing_replicas: std::sync::Mutex<BTreeMap<Uuid, report::MissingReplica>>,
+    missing_replicas: std::sync::Mutex<BTreeMap<Uuid, MissingReplica>>,
     /// Other nodes that have ever responded to this one.
     responded_nodes: std::sync::Mutex<BTreeSet<NodeId>>,
     /// Images on this node that are not served.
@@ -409,9 +384,7 @@ impl Control {
                     let (what, identity) =
                         (membership.explain_error(&error), membership.identity());
                     let name = &self.0.settings.name;
-                    self.set_startup_wait(Some(StartupWait::after_error(
-                        &error, what, &identity, name,
-                    )));
+                    self.set_startup_wait(Some(wait_after_error(&error, what, &identity, name)));
                 }
             }
             tokio::time::sleep(STARTUP_RETRY_PAUSE).await;

@@ -33,12 +33,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, get, on};
 
 use crate::control::Control;
-use crate::metrics;
 pub use api_token::{Token, TokenError};
 pub use connection_limit::ConnectionLimits;
 use engine::ReportScope;
 use request::ApiRequest;
 pub use server::{ApiListener, Server, TlsAcceptorDebug};
+use status::metrics;
 pub use tls::{TlsError, acceptor};
 
 /// The client of a TCP connection: an extension of its requests.

@@ -3,7 +3,7 @@
 //! * [`anchor`]: protects the data directory from being mistaken for another one.
 //! * [`control`]: the control plane, which executes API requests with the
 //!   [records](records) of volumes and the [engine](engine), which is the data plane.
-//! * [`http`] and [`metrics`]: the API and the metrics.
+//! * [`http`]: the API and the metrics.
 //! * [`node`]: start, run, stop.
 
 pub mod anchor;
@@ -11,7 +11,6 @@ mod certificates;
 mod cluster_membership;
 pub mod control;
 pub mod http;
-pub mod metrics;
 pub mod node;
 
 pub use node::{Node, StartError};

@@ -20,7 +20,6 @@ use api::{
 use peer::NodeId;
 
 use super::cluster::{conflict, join_error, role};
-use super::status::finding;
 use super::volume_lifecycle::now_s;
 use super::{Control, store_error};
 use crate::certificates;
@@ -29,6 +28,7 @@ use crate::http::join_endpoint::{CAPACITY, router};
 use crate::http::listen;
 use crate::http::{ApiListener, Server, TlsAcceptorDebug};
 use ::cluster::store::{StoreError, embedded};
+use status::finding;
 
 /// How often expired tokens and requests are removed, and how soon after the start.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(3600);
@@ -501,7 +501,7 @@ mod tests {
             created_by: "a".into(),
             created_s: 0,
         };
-        let present = [super::super::store_view::tests::node(2, "b", true)].into();
+        let present = [status::samples::node(2, "b", true)].into();
         let shown = |state, now_s| {
             let tokens = std::slice::from_ref(&token);
             join_info(&join(state), tokens, &present, now_s)
@@ -563,7 +563,7 @@ mod tests {
     fn a_token_names_the_nodes_that_run_first_and_its_own_before_all() {
         let mut present: Nodes = [(1, true), (2, false), (3, true)]
             .into_iter()
-            .map(|(n, alive)| super::super::store_view::tests::node(n, "n", alive))
+            .map(|(n, alive)| status::samples::node(n, "n", alive))
             .collect();
         for (node, view) in &mut present {
             view.record.join_address =

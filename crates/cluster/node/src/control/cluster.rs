@@ -11,7 +11,7 @@ use ::cluster::identity::{
     TransportSecurity,
 };
 use ::cluster::join_token::{JoinToken, ShortId};
-use ::cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS};
+use ::cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS, store_member_name};
 use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use ::cluster::store::etcd::{EtcdStore, MemberInfo, MemberResponse};
 use api::{
@@ -24,21 +24,20 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::admission::NEW_TOKEN_HINT;
-use super::{Control, ControlSettings, join_client, node_removal, store_error, store_view};
+use super::{Control, ControlSettings, join_client, node_removal, store_error};
 use crate::certificates;
 use crate::cluster_membership::{self, ClusterMembership};
 use ::cluster::store::{Entry, StoreError, embedded, store_format};
 use config;
 use config::data_dir;
 use records::record::{self, StoredVolumeRecord, VOLUMES};
+use status::cluster_view::node_argument;
+use status::store_view;
 use wire::plural;
 
 /// Client and peer port of the store members.
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-
-/// Prefix of the names of store members.
-const STORE_MEMBER_PREFIX: &str = "node-";
 
 /// Longest wait until other nodes take over from a drained node.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -592,17 +591,6 @@ async fn store_members(membership: &ClusterMembership) -> Vec<StoreMember> {
     now.into_iter().map(shown).collect()
 }
 
-/// How a command names a node: by its name, or by number if the name is ambiguous.
-pub(super) fn node_argument(nodes: &Nodes, view: &NodeView) -> String {
-    let NodeView { record, .. } = view;
-    let mut others = nodes.values().filter(|other| other.record.node != record.node);
-    let is_number = record.name.parse::<u16>().is_ok();
-    match is_number || others.any(|other| other.record.name == record.name) {
-        true => record.node.to_string(),
-        false => record.name.clone(),
-    }
-}
-
 /// The node that `which` names, by number or by name.
 fn find_node<'a>(nodes: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
     let numbered = which.parse().ok().and_then(|number| nodes.get(&NodeId(number)));
@@ -627,16 +615,6 @@ fn cluster_address(settings: &ControlSettings) -> Result<SocketAddr, ApiError> {
             "set it in the configuration and restart the node",
         )
     })
-}
-
-/// The name of a node's store member; node numbers are never reused.
-pub(crate) fn store_member_name(node: NodeId) -> String {
-    format!("{STORE_MEMBER_PREFIX}{node}")
-}
-
-/// The node whose store member has this name.
-pub(super) fn node_of_store_member(name: &str) -> Option<NodeId> {
-    name.strip_prefix(STORE_MEMBER_PREFIX)?.parse().ok().map(NodeId)
 }
 
 /// The store member that this node is to run.
@@ -791,6 +769,7 @@ impl GrantedJoin {
         Err(store_full_error(&members, &nodes))
     }
 }
+
 /// Chooses the transport security of a new cluster with these settings (RFD 0038, 2.2).
 fn choose_protection(
     settings: &ControlSettings,
@@ -940,7 +919,7 @@ mod tests {
         };
         let members =
             [member("node-1", "a:2380"), member("node-3", "c:2380"), member("", "d:2380")];
-        let present = [store_view::tests::node(1, "a", true)].into();
+        let present = [status::samples::node(1, "a", true)].into();
         let found =
             |which| stray_member(&members, &present, which).map(node_membership::member_label);
         assert_eq!((found("1"), found("node-1"), found("a:2380")), (None, None, None));

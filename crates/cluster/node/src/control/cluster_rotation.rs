@@ -6,11 +6,11 @@ use ::cluster::nodes::{self, NodeView, Nodes};
 use api::{ApiError, Cluster, ErrorCode, Finding, Rotation, RotationStage, Severity};
 
 use super::cluster::{conflict, identity_error, renew_protection};
-use super::status::finding;
 use super::volume_lifecycle::now_s;
 use super::{Control, store_error};
 use crate::cluster_membership::{ClusterMembership, RotationError};
 use ::cluster::store::StoreError;
+use status::finding;
 
 /// Hint while a rotation is in progress.
 const IN_PROGRESS_HINT: &str =
@@ -144,7 +144,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::control::store_view::tests::node;
+    use status::samples::node;
 
     #[test]
     fn who_is_waited_for_is_named_with_what_helps() {

@@ -2,7 +2,6 @@
 //! the request allows data loss. Which replica is the newest is unknown then, or whether another
 //! one is usable.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{ApiError, Backing, ErrorCode, VolumeName};
@@ -10,12 +9,11 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::report::NodeReport;
 use super::{Control, store_error};
-use ::cluster::store::Revision;
 use engine::ReportScope;
 use records::reconcile::Observed;
 use records::record::{PlacementStage, VolumeRecord, VolumeStage};
+use status::report::served_by_reports;
 
 /// How long to wait for a volume that is being opened.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -153,23 +151,6 @@ impl Control {
     }
 }
 
-/// Whether one of these nodes serves the volume, by `reports` that answer the request
-/// `answers_request`. `None` as long as a node that might serve it has not answered.
-fn served_by_reports(
-    reports: &BTreeMap<NodeId, NodeReport>,
-    nodes: &[NodeId],
-    volume: Uuid,
-    request: Revision,
-) -> Option<bool> {
-    let answer =
-        |node: &NodeId| reports.get(node).filter(|report| report.answers_request >= request.0);
-    let serves = |node: &NodeId| Some(answer(node)?.mirrors.get(&volume)?.serves);
-    if nodes.iter().any(|node| serves(node) == Some(true)) {
-        return Some(true);
-    }
-    nodes.iter().all(|node| answer(node).is_some()).then_some(false)
-}
-
 fn unserved_error(name: &VolumeName, node: &str) -> ApiError {
     let message = format!(
         "no replica of volume {name} serves it: the one on {node} may be the newest, or the only \
@@ -180,35 +161,4 @@ fn unserved_error(name: &VolumeName, node: &str) -> ApiError {
          recover` recovers lost or outdated records, and `windrose volume force-primary {name}` \
          makes the replica of one node the primary"
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::report::ReportedMirror;
-    use super::*;
-
-    const B: NodeId = NodeId(2);
-    const C: NodeId = NodeId(3);
-
-    #[test]
-    fn only_what_was_said_since_the_question_counts_as_served() {
-        let volume = Uuid::from_u128(7);
-        let report = |asked, serves: Option<bool>| NodeReport {
-            answers_request: asked,
-            mirrors: serves
-                .map(|serves| (volume, ReportedMirror { serves, ..ReportedMirror::default() }))
-                .into_iter()
-                .collect(),
-            ..NodeReport::default()
-        };
-        let look = |b, c| served_by_reports(&[(B, b), (C, c)].into(), &[B, C], volume, Revision(5));
-        assert_eq!(look(report(5, Some(true)), report(4, None)), Some(true));
-        assert_eq!(
-            look(report(4, Some(true)), report(5, Some(false))),
-            None,
-            "B may serve no more"
-        );
-        assert_eq!(look(report(5, Some(false)), report(6, None)), Some(false));
-        assert_eq!(served_by_reports(&BTreeMap::new(), &[], volume, Revision(5)), Some(false));
-    }
 }

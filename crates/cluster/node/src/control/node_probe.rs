@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use cluster::identity::Role;
 use cluster::nodes::{NodeView, Nodes};
 use futures_util::future::join_all;
 use peer::NodeId;
+use status::cluster_view::can_be_probed;
 use tokio::net::TcpSocket;
 use tokio::time::timeout;
 
@@ -26,11 +26,6 @@ pub(super) struct ProbeResult {
     pub(super) stopped_answering: BTreeSet<NodeId>,
     /// Nodes that are alive by the store and do not respond here, whether they ever did or not.
     pub(super) unproven: BTreeSet<NodeId>,
-}
-
-/// Whether a node can be probed: a witness accepts no connections.
-pub(super) fn can_be_probed(view: &NodeView) -> bool {
-    view.record.role == Role::Data
 }
 
 impl Control {
@@ -106,7 +101,9 @@ async fn accepts_connection(at: SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::store_view::tests::node;
+    use cluster::identity::Role;
+    use status::samples::node;
+
     use super::*;
 
     /// After an outage of the store, leases of nodes that died during it have yet to expire.

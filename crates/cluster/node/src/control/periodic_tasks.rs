@@ -9,12 +9,13 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::report::{self, NodeReport, ResyncProgress};
-use super::{Control, clock_findings, repair, space};
+use super::{Control, repair, space};
 use ::cluster::store::{Change, Precondition, StoreError};
 use engine::{CoreReport, ReportScope, VolumeReport};
 use records::reconcile::Observed;
 use records::record::StoredVolumeRecord;
+use status::clock_findings;
+use status::report::{self, NodeReport, ResyncProgress};
 
 /// Interval of the periodic tasks.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -116,7 +117,7 @@ impl Control {
         let nothing: &[(StoredVolumeRecord, Observed)] = &[];
         let space = space::measure(self.this_node(), nothing, &self.0.settings.data_dir).await;
         let (bytes, free_bytes) = space.data_dir.unwrap_or_default();
-        let mirrors = progress.report_mirrors(cores, self);
+        let mirrors = progress.report_mirrors(cores, self, Instant::now());
         let open_errors = self.open_errors();
         let sessions = self.session_counts(cores);
         let membership = self.0.cluster_membership.as_ref();
@@ -333,7 +334,7 @@ mod tests {
     /// has claimed.
     #[test]
     fn only_images_that_others_go_on_without_are_opened_again() {
-        let volume = crate::metrics::tests::volume_report(Uuid::from_u128(1));
+        let volume = status::samples::volume_report(Uuid::from_u128(1));
         let lost = |in_sync: &[NodeId]| {
             let mut volume = volume.clone();
             let status = &mut volume.mirror.as_mut().unwrap().status;

@@ -19,13 +19,13 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::Control;
-use super::pool_status::{self, PoolFacts, RebuildProgress};
 use engine::{BackingError, PoolDiskState, PoolReport};
 use records::pool_records::{
     self, DamagedPoolRecord, KnownDisk, PoolRecord, PoolRecordFiles, PoolStage,
 };
 use records::reconcile::Observed;
 use records::record::VolumeRecord;
+use status::pool_status::{self, PoolFacts, PoolObserved, RebuildProgress};
 
 /// How often failed pools are retried, and the records of open ones are updated.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(5);
@@ -39,18 +39,6 @@ const DISK_POLL: Duration = Duration::from_millis(500);
 
 /// Time limit for the data directory, which may be on a failing disk.
 const DATA_DIR_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// State of a pool on this node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum PoolObserved {
-    /// Not opened yet.
-    #[default]
-    Closed,
-    /// Open.
-    Open,
-    /// It failed to open; retried every few seconds.
-    OpenFailed(BackingError),
-}
 
 /// The pools of this node.
 pub(super) struct PoolTable {
@@ -473,15 +461,6 @@ impl Control {
     }
 }
 
-/// The hint for a pool that is offline.
-pub(super) fn offline_pool_hint(name: &PoolName, error: &BackingError) -> String {
-    let own = error.hint.map(|hint| format!("{hint}; ")).unwrap_or_default();
-    format!(
-        "{own}the node searches for its disks every few seconds. If disks are lost for good: \
-         windrose pool open {name} --without DISK"
-    )
-}
-
 async fn candidate_paths(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     let known = paths.clone();
     tokio::task::spawn_blocking(move || pool_records::candidate_disk_paths(&known))
@@ -492,7 +471,7 @@ async fn candidate_paths(paths: Vec<PathBuf>) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::pool_status::tests::report;
+    use status::samples::pool_report as report;
 
     #[test]
     fn a_disk_that_is_not_there_is_remembered_where_it_was() {

@@ -14,11 +14,12 @@ use uuid::Uuid;
 
 use super::cluster::{conflict, first_node_identity, identity_error, renew_protection};
 use super::orphan_images::recovered_mirror_record;
-use super::recovery_choice::{RecoveryChoice, ReplicaImage, choose_source, plan_volume};
-use super::startup_wait::{LOST_QUORUM_HINT, REJOIN_HINT};
-use super::{Control, UNTRUSTED_STORE_HINT, store_error};
+use super::{Control, store_error};
 use crate::cluster_membership::ClusterMembership;
 use records::record::StoredVolumeRecord;
+use status::UNTRUSTED_STORE_HINT;
+use status::recovery_choice::{RecoveryChoice, ReplicaImage, choose_source, plan_volume};
+use status::startup_wait::{LOST_QUORUM_HINT, REJOIN_HINT};
 
 impl Control {
     /// Recovers what can be recovered, or returns the plan.

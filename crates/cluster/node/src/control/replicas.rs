@@ -18,10 +18,7 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::cluster_view::{ClusterView, NodeState};
-use super::placement::{self, Candidate};
 use super::reconciler::random_config_id;
-use super::startup_wait::LOST_QUORUM_HINT;
 use super::volume_lifecycle::require_absolute;
 use super::{Control, backing_error, store_error};
 use ::cluster::store::StoreError;
@@ -31,6 +28,10 @@ use records::record::{
     MAX_PLACEMENTS, MAX_REPLICAS_WANTED, PlacementStage, ReplicaPlacement, StoredVolumeRecord,
     VolumeRecord,
 };
+use status::cluster_view::{ClusterView, NodeState};
+use status::not_serving::reason_text;
+use status::placement::{self, Candidate};
+use status::startup_wait::LOST_QUORUM_HINT;
 
 /// Longest wait for a primary handover before the answer.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -331,7 +332,7 @@ impl Control {
                 .with_hint("run this at the node of the replica to keep"));
         }
         let others: Vec<_> = mirror.others(me).map(|m| m.node).collect();
-        cluster.check_not_running(&others, name)?;
+        check_not_running(&cluster, &others, name)?;
         tracing::warn!(volume = %name, "replica forced to become primary by an operator");
         let forced = self.0.engine.force_primary(id).await;
         forced.map_err(|e| backing_error(name, &e))?;
@@ -345,7 +346,7 @@ impl Control {
         loop {
             let Some(why) = self.local_not_serving_reason(id).await else { return Ok(()) };
             if Instant::now() >= deadline {
-                let why = super::not_serving::reason_text(&why, &|node| self.node_name(node));
+                let why = reason_text(&why, &|node| self.node_name(node));
                 return Err(conflict(format!(
                     "volume {name} was forced, but is not served here yet: {why}"
                 ))
@@ -694,50 +695,52 @@ impl Control {
     }
 }
 
-impl ClusterView {
-    /// Fails unless all `others`, which may have newer data, are known not to run: only then may a
-    /// replica of `name` go on alone.
-    fn check_not_running(&self, others: &[NodeId], name: &VolumeName) -> Result<(), ApiError> {
-        if let Some(error) = &self.store.error {
-            let names: Vec<_> = others.iter().map(|node| self.node_name(*node)).collect();
-            let message = match &names[..] {
-                [] => format!("volume {name} cannot be forced without the metadata store: {error}"),
-                names => format!(
-                    "cannot tell without the metadata store whether node {} runs and has newer \
-                     data of {name}: {error}",
-                    names.join(" or ")
-                ),
-            };
-            let hint = format!(
-                "restore a majority of the store's members, or the network to them, then try \
-                 again; {LOST_QUORUM_HINT}"
-            );
-            return Err(ApiError::new(ErrorCode::Unavailable, message).with_hint(hint));
-        }
-        for node in others {
-            let called = self.node_name(*node);
-            match self.state_of(*node) {
-                NodeState::Down => {}
-                NodeState::Unknown => {
-                    return Err(conflict(format!(
-                        "node {called} does not respond, but is not known to be down yet: it may \
-                         have newer data of {name}"
-                    ))
-                    .with_hint(format!(
-                        "try again in 10 seconds; if this persists, fix the network to node \
-                         {called}, or switch it off"
-                    )));
-                }
-                NodeState::Running => {
-                    return Err(conflict(format!(
-                        "node {called} is running and may have newer data of {name}"
-                    ))
-                    .with_hint(format!("let it serve, or switch node {called} off first")));
-                }
+/// Fails unless all `others`, which may have newer data, are known not to run: only then may a
+/// replica of `name` go on alone.
+fn check_not_running(
+    view: &ClusterView,
+    others: &[NodeId],
+    name: &VolumeName,
+) -> Result<(), ApiError> {
+    if let Some(error) = &view.store.error {
+        let names: Vec<_> = others.iter().map(|node| view.node_name(*node)).collect();
+        let message = match &names[..] {
+            [] => format!("volume {name} cannot be forced without the metadata store: {error}"),
+            names => format!(
+                "cannot tell without the metadata store whether node {} runs and has newer \
+                 data of {name}: {error}",
+                names.join(" or ")
+            ),
+        };
+        let hint = format!(
+            "restore a majority of the store's members, or the network to them, then try \
+             again; {LOST_QUORUM_HINT}"
+        );
+        return Err(ApiError::new(ErrorCode::Unavailable, message).with_hint(hint));
+    }
+    for node in others {
+        let called = view.node_name(*node);
+        match view.state_of(*node) {
+            NodeState::Down => {}
+            NodeState::Unknown => {
+                return Err(conflict(format!(
+                    "node {called} does not respond, but is not known to be down yet: it may \
+                     have newer data of {name}"
+                ))
+                .with_hint(format!(
+                    "try again in 10 seconds; if this persists, fix the network to node \
+                     {called}, or switch it off"
+                )));
+            }
+            NodeState::Running => {
+                return Err(conflict(format!(
+                    "node {called} is running and may have newer data of {name}"
+                ))
+                .with_hint(format!("let it serve, or switch node {called} off first")));
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// The records that decide a change of placements.
@@ -790,8 +793,9 @@ fn exclusion_reason(node: &NodeView) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::store_view::StoreView;
-    use super::super::store_view::tests::node;
+    use status::samples::node;
+    use status::store_view::StoreView;
+
     use super::*;
 
     const A: NodeId = NodeId(1);
@@ -806,7 +810,7 @@ mod tests {
     }
 
     fn refused(together: &ClusterView) -> ApiError {
-        together.check_not_running(&[B], &"web".parse().unwrap()).unwrap_err()
+        check_not_running(together, &[B], &"web".parse().unwrap()).unwrap_err()
     }
 
     #[test]
@@ -823,14 +827,14 @@ mod tests {
             assert!(hint.contains(part), "{hint}");
         }
         // No other node is in sync: it still needs the store.
-        let alone = together.check_not_running(&[], &"web".parse().unwrap()).unwrap_err();
+        let alone = check_not_running(&together, &[], &"web".parse().unwrap()).unwrap_err();
         assert!(alone.message.contains("without the metadata store"), "{alone}");
     }
 
     #[test]
     fn a_copy_is_forced_only_once_the_others_are_known_not_to_run() {
         let mut down = together(false);
-        assert!(down.check_not_running(&[B], &"web".parse().unwrap()).is_ok());
+        assert!(check_not_running(&down, &[B], &"web".parse().unwrap()).is_ok());
         down = together(true);
         assert!(refused(&down).message.contains("node b is running"));
         down.stopped_answering = [B].into();

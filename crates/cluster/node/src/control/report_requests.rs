@@ -12,12 +12,12 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::report::{self, NodeReport};
-use super::volume_status::merge_sessions;
 use super::{Control, store_error};
 use ::cluster::store::{Change, Precondition, Revision, StoreError};
 use engine::CoreReport;
 use records::record::{PlacementStage, VolumeRecord, VolumeStage};
+use status::report::{self, NodeReport};
+use status::volume_status::merge_sessions;
 
 /// How long to wait for a node's report.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use ::cluster::secrets::key_file::{self, KeyFileError};
 use ::cluster::secrets::{
     self, Keyring, KeyringError, RandomnessUnavailable, SealingKey, SecretUnsealError,
 };
-use api::{ApiError, ErrorCode, VolumeName};
+use api::{ApiError, ErrorCode};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -18,8 +18,9 @@ use ::cluster::store::{Change, Entry, MetadataStore, Precondition, StoreError};
 use config::data_dir;
 use records::record::{
     ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
-    VolumeAuthMethod, VolumeRecord,
+    VolumeRecord,
 };
+use status::verdict::UnreadableSecret;
 
 /// Why the keys are not available.
 #[derive(Debug, thiserror::Error)]
@@ -39,17 +40,6 @@ pub enum SecretsError {
     /// The blocking task was cancelled.
     #[error("the task was cancelled")]
     Cancelled,
-}
-
-/// Secrets of a volume that cannot be read.
-#[derive(Clone, Debug)]
-pub struct UnreadableSecret {
-    /// The volume.
-    pub volume: VolumeName,
-    /// The authentication method of the secrets.
-    pub method: VolumeAuthMethod,
-    /// The reason.
-    pub why: String,
 }
 
 /// Where the keys are stored.
@@ -394,6 +384,7 @@ mod tests {
     use ::cluster::store::memory::{CallDelivery, MemoryStore};
     use api::Dhchap;
     use peer::NodeId;
+    use records::record::VolumeAuthMethod;
 
     use super::*;
     use records::samples::{HOST, KEYS, chap, dhchap, record, tls};

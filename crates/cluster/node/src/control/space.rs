@@ -1,66 +1,19 @@
-//! Space that volumes use, and free space where they lie.
+//! Measures the space that volumes use, and tells initiators of thin volumes what is left.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use api::PoolName;
 use peer::NodeId;
+use records::reconcile::Observed;
+use records::record::StoredVolumeRecord;
+use status::space::{FileSystemSpace, SpaceUsage};
 use uuid::Uuid;
 
 use super::Control;
-use engine::{PoolDiskState, PoolReport};
-use records::reconcile::Observed;
-use records::record::{StoredVolumeRecord, VolumeRecord};
-
-/// Space by file system and pool, for some volumes.
-#[derive(Clone, Debug, Default)]
-pub struct SpaceUsage {
-    /// Bytes that each volume uses, where known: the size of a device, the allocated bytes of a
-    /// file.
-    pub allocated: HashMap<Uuid, u64>,
-    /// File systems with files of them.
-    pub file_systems: Vec<FileSystemSpace>,
-    /// Open pools.
-    pub pools: Vec<PoolSpace>,
-    /// Size of the data directory's file system and free space in it, in bytes; `None` if the
-    /// kernel does not say.
-    pub data_dir: Option<(u64, u64)>,
-}
-
-/// A file system with volumes in it.
-#[derive(Clone, Debug)]
-pub struct FileSystemSpace {
-    /// A directory in it, as its name for people.
-    pub path: PathBuf,
-    /// Its size in bytes.
-    pub bytes: u64,
-    /// Free bytes in it.
-    pub free: u64,
-    /// The volumes in it.
-    pub volumes: Vec<Uuid>,
-}
-
-/// The space of a pool of disks.
-#[derive(Clone, Debug)]
-pub struct PoolSpace {
-    /// Its name.
-    pub name: PoolName,
-    /// Its capacity for volumes, in bytes.
-    pub bytes: u64,
-    /// Free bytes of these.
-    pub free: u64,
-    /// Whether one of its disks is out: new data is then kept on fewer disks, if they have space.
-    pub lacks_disk: bool,
-    /// The volumes in it.
-    pub volumes: Vec<Uuid>,
-}
-
-/// With fewer free bytes, a thin volume cannot grow.
-pub(super) const MIN_FREE_BYTES: u64 = 1 << 20;
 
 /// How often initiators of thin volumes are told the free space.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(15);
@@ -97,51 +50,6 @@ impl Control {
         let (mut space, pools) = tokio::join!(look, self.0.engine.pool_reports());
         space.add_pools(self.this_node(), volumes, &pools);
         space
-    }
-}
-
-impl SpaceUsage {
-    /// Whether no space is left where a volume lies.
-    pub(super) fn is_full(&self, volume: Uuid) -> bool {
-        let spaces =
-            self.file_systems.iter().map(|file_system| (&file_system.volumes, file_system.free));
-        let mut spaces = spaces.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
-        spaces.any(|(volumes, free)| free < MIN_FREE_BYTES && volumes.contains(&volume))
-    }
-
-    /// Adds the space of pools and of the volumes in them.
-    fn add_pools(
-        &mut self,
-        me: NodeId,
-        volumes: &[(StoredVolumeRecord, Observed)],
-        pools: &BTreeMap<PoolName, PoolReport>,
-    ) {
-        for (name, report) in pools {
-            let within =
-                |r: &VolumeRecord| r.placement(me).and_then(|p| p.backing.pool()) == Some(name);
-            let within = volumes.iter().map(|(s, _)| &s.record).filter(|r| within(r));
-            let volumes: Vec<_> = within.map(|r| r.id).collect();
-            let ids: HashSet<_> = volumes.iter().collect();
-            let taken = report.volumes.iter().filter(|v| ids.contains(&v.id));
-            self.allocated.extend(taken.map(|v| (v.id, v.allocated_bytes)));
-            let (bytes, free) = (report.usable_bytes, report.free_bytes);
-            let lacks_disk = report.disks.iter().any(|disk| disk.state == PoolDiskState::Detached);
-            self.pools.push(PoolSpace { name: name.clone(), bytes, free, lacks_disk, volumes });
-        }
-    }
-
-    /// What each volume uses, and the free space where it lies. A device belongs to its volume
-    /// alone.
-    fn per_volume(&self) -> HashMap<Uuid, target::VolumeSpace> {
-        let spaces =
-            self.file_systems.iter().map(|file_system| (&file_system.volumes, file_system.free));
-        let spaces = spaces.chain(self.pools.iter().map(|pool| (&pool.volumes, pool.free)));
-        let each = spaces.flat_map(|(volumes, free)| volumes.iter().map(move |&id| (id, free)));
-        let with_taken = |(id, available)| {
-            let used = *self.allocated.get(&id)?;
-            Some((id, target::VolumeSpace { used, available }))
-        };
-        each.filter_map(with_taken).collect()
     }
 }
 
@@ -220,7 +128,7 @@ mod tests {
 
     use super::*;
     use ::cluster::store::Revision;
-    use api::Backing;
+    use api::{Backing, PoolName};
     use records::record::FIRST_NODE;
     use records::samples::record;
 
@@ -256,7 +164,7 @@ mod tests {
     #[test]
     fn volumes_of_a_pool_share_what_is_free_in_it() {
         let tank: PoolName = "tank".parse().unwrap();
-        let report = crate::control::pool_status::tests::report("tank");
+        let report = status::samples::pool_report("tank");
         let mut within = volume("a", Path::new("/a"));
         within.0.record.id = report.volumes[0].id;
         within.0.record.placements[0].backing = Backing::Pool { pool: tank.clone() };

@@ -5,94 +5,46 @@ use ::cluster::identity::{ClusterIdentity, MembershipStage};
 use ::cluster::node_membership::JoinError;
 use ::cluster::store::StoreError;
 use api::{ApiError, ErrorCode};
+use status::UNTRUSTED_STORE_HINT;
+use status::startup_wait::{REJOIN_HINT, RETRIES_HINT, StartupWait};
 
-use super::{Control, UNTRUSTED_STORE_HINT};
+use super::Control;
 use crate::cluster_membership::MembershipError;
 
-/// Hint for a node whose cluster goes on without it.
-pub(super) const REJOIN_HINT: &str = "if the cluster has removed this node: run `windrose cluster \
-    leave --force` here, then `windrose cluster join` with a new token (`windrose cluster token` \
-    at a node of the cluster). Images are kept";
-
-const RETRIES_HINT: &str =
-    "the node retries automatically; `windrose cluster nodes` shows the progress";
-
-/// Hint for a running node whose store has lost most of its members for good.
-pub(super) const LOST_QUORUM_HINT: &str = "if a majority of its members is lost for good, and no \
-    other node has recovered the cluster: restart windrose on this node (systemctl restart \
-    windrose; it then stops serving), then run `windrose cluster recover --dry-run` here \
-    (docs/guides/recovery.md)";
-
-/// What a node waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StartupWait {
-    /// The reason.
-    pub reason: String,
-    /// The next step.
-    pub next_step: String,
-    /// Whether the cluster is known to go on without this node, which was removed.
-    pub is_removed_from_cluster: bool,
-}
-
-impl StartupWait {
-    /// A wait that ends by itself.
-    pub(super) fn transient(what: impl Into<String>) -> Self {
-        Self {
-            reason: what.into(),
-            next_step: RETRIES_HINT.to_owned(),
-            is_removed_from_cluster: false,
+/// A wait for `error` to end, described by `what`, at the node `name`.
+pub(super) fn wait_after_error(
+    error: &MembershipError,
+    what: String,
+    identity: &ClusterIdentity,
+    name: &str,
+) -> StartupWait {
+    let (next, is_outside) = match error {
+        MembershipError::Join(JoinError::Removed | JoinError::OtherCluster { .. }) => {
+            (REJOIN_HINT.to_owned(), true)
         }
-    }
-
-    /// A member cannot read its volumes from the store.
-    pub(super) fn for_store(error: &StoreError) -> Self {
-        let wait = Self::transient(error.to_string());
-        match error {
-            StoreError::Unreachable { .. } => {
-                Self { next_step: format!("{RETRIES_HINT}; {LOST_QUORUM_HINT}"), ..wait }
-            }
-            StoreError::TlsRejected { .. } => {
-                Self { next_step: UNTRUSTED_STORE_HINT.to_owned(), ..wait }
-            }
-            _ => wait,
+        MembershipError::Join(JoinError::Store(StoreError::TlsRejected { .. })) => {
+            (UNTRUSTED_STORE_HINT.to_owned(), true)
         }
-    }
-
-    /// A wait for `error` to end, described by `what`, at the node `name`.
-    pub(super) fn after_error(
-        error: &MembershipError,
-        what: String,
-        identity: &ClusterIdentity,
-        name: &str,
-    ) -> Self {
-        let (next, is_outside) = match error {
-            MembershipError::Join(JoinError::Removed | JoinError::OtherCluster { .. }) => {
-                (REJOIN_HINT.to_owned(), true)
-            }
-            MembershipError::Join(JoinError::Store(StoreError::TlsRejected { .. })) => {
-                (UNTRUSTED_STORE_HINT.to_owned(), true)
-            }
-            MembershipError::StoreMemberDefect(PermanentFailure::Removed) => {
-                (REJOIN_HINT.to_owned(), true)
-            }
-            MembershipError::StoreMemberDefect(
-                PermanentFailure::DataLost | PermanentFailure::Corrupt { .. },
-            ) => (lost_store_member_hint(name), false),
-            _ if identity.stage != MembershipStage::Member => {
-                (format!("{RETRIES_HINT}; to give up: `windrose cluster leave --force`"), false)
-            }
-            MembershipError::Join(
-                JoinError::NoCluster | JoinError::Store(StoreError::Unreachable { .. }),
-            ) => {
-                let next = "the node retries automatically; `windrose cluster nodes` shows the \
-                    nodes. If the store is lost for good, and no other node has recovered the \
-                    cluster: windrose cluster recover --dry-run";
-                (next.to_owned(), false)
-            }
-            _ => (RETRIES_HINT.to_owned(), false),
-        };
-        Self { reason: what, next_step: next, is_removed_from_cluster: is_outside }
-    }
+        MembershipError::StoreMemberDefect(PermanentFailure::Removed) => {
+            (REJOIN_HINT.to_owned(), true)
+        }
+        MembershipError::StoreMemberDefect(
+            PermanentFailure::DataLost | PermanentFailure::Corrupt { .. },
+        ) => (lost_store_member_hint(name), false),
+        _ if identity.stage != MembershipStage::Member => {
+            (format!("{RETRIES_HINT}; to give up: `windrose cluster leave --force`"), false)
+        }
+        MembershipError::Join(
+            JoinError::NoCluster | JoinError::Store(StoreError::Unreachable { .. }),
+        ) => {
+            let next = "the node retries automatically; `windrose cluster nodes` shows the \
+                nodes. If the store is lost for good, and no other node has recovered the \
+                cluster: windrose cluster recover --dry-run";
+            (next.to_owned(), false)
+        }
+        _ => (RETRIES_HINT.to_owned(), false),
+    };
+    StartupWait { reason: what, next_step: next, is_removed_from_cluster: is_outside }
 }
 
 /// The hint for a node whose store member is lost.
@@ -144,7 +96,7 @@ mod tests {
 
     fn after(error: impl Into<MembershipError>, stage: MembershipStage) -> StartupWait {
         let error = error.into();
-        StartupWait::after_error(&error, error.to_string(), &identity(stage), "b")
+        wait_after_error(&error, error.to_string(), &identity(stage), "b")
     }
 
     fn store(error: impl FnOnce(String, String) -> StoreError) -> MembershipError {

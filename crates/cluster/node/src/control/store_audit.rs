@@ -8,9 +8,9 @@ use api::VolumeName;
 use mirror::config::MirrorConfig;
 use uuid::Uuid;
 
-use super::report;
 use ::cluster::store::{Entry, Revision, StoreError, store_format};
 use records::record::{self, NAMES, StoredVolumeRecord, VOLUMES};
+use status::report;
 
 /// The valid records of a store, and the damaged ones.
 #[derive(Debug, Default)]

@@ -16,13 +16,14 @@ use uuid::Uuid;
 
 use super::secret_keys::seal_chap;
 use super::volume_edit::check_access;
-use super::{Control, backing_error, memory, store_error};
+use super::{Control, backing_error, store_error};
 use ::cluster::store::StoreError;
 use records::reconcile::Observed;
 use records::record::{
     self, LunMapping, MAX_REPLICAS_WANTED, PlacementStage, ReplicaPlacement, StoredVolumeRecord,
     VolumeRecord, VolumeStage,
 };
+use status::memory;
 use wire::plural;
 
 /// Longest wait until all nodes have made their replicas.

@@ -12,12 +12,13 @@ use api::{
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::{KnownPool, PoolObserved, candidate_paths, offline_pool_hint, pool_not_found};
+use super::{KnownPool, candidate_paths, pool_not_found};
+use crate::control::Control;
 use crate::control::device_stack::{FileIdentity, PathCheck};
-use crate::control::{Control, pool_status};
 use engine::{self, BackingError, NewDisk, NewPool, PoolDiskState, PoolReport, Redundancy};
 use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
 use records::record::VolumeRecord;
+use status::pool_status::{self, PoolObserved, offline_pool_hint};
 
 impl Control {
     /// Creates a pool. A repeated request returns the existing pool.

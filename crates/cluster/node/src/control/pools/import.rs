@@ -13,10 +13,11 @@ use api::{
 use uuid::Uuid;
 
 use super::admin::{check_paths, conflict, pool_error, record_write_error};
-use super::{KnownPool, PoolObserved, candidate_paths, offline_pool_hint};
+use super::{KnownPool, candidate_paths};
 use crate::control::Control;
 use engine::{ImageLocation, PoolDiskSeen};
 use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
+use status::pool_status::{PoolObserved, offline_pool_hint};
 
 /// How long to wait until other nodes know a pool.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);

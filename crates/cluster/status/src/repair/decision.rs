@@ -22,9 +22,11 @@ const BACKOFF_MAX: Duration = Duration::from_secs(3600);
 
 /// A point in time: monotonic, and as seconds since the Unix epoch for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Timestamp {
-    pub(super) at: Instant,
-    pub(super) wall_s: u64,
+pub struct Timestamp {
+    /// By the monotonic clock.
+    pub at: Instant,
+    /// By the wall clock, in seconds since the Unix epoch.
+    pub wall_s: u64,
 }
 
 impl Timestamp {
@@ -45,7 +47,7 @@ struct RepairFailures {
 /// What one node has observed, and since when. In memory only: a node that has just started has
 /// observed nothing.
 #[derive(Debug, Default)]
-pub(super) struct RepairHistory {
+pub struct RepairHistory {
     last_observation: Option<Instant>,
     down_since: BTreeMap<NodeId, Timestamp>,
     short_since: BTreeMap<Uuid, Timestamp>,
@@ -55,7 +57,7 @@ pub(super) struct RepairHistory {
 impl RepairHistory {
     /// Records which nodes are down now; `None` if the store does not say. Time that was not
     /// observed does not count.
-    pub(super) fn observe_nodes(&mut self, now: Timestamp, down: Option<&BTreeSet<NodeId>>) {
+    pub fn observe_nodes(&mut self, now: Timestamp, down: Option<&BTreeSet<NodeId>>) {
         let watched =
             self.last_observation.is_some_and(|before| now.at - before <= MAX_OBSERVATION_GAP);
         let Some(down) = down.filter(|_| watched || self.last_observation.is_none()) else {
@@ -72,12 +74,7 @@ impl RepairHistory {
     }
 
     /// Records whether a volume lacks a replica.
-    pub(super) fn observe_volume(
-        &mut self,
-        record: &VolumeRecord,
-        mirror: &MirrorConfig,
-        now: Timestamp,
-    ) {
+    pub fn observe_volume(&mut self, record: &VolumeRecord, mirror: &MirrorConfig, now: Timestamp) {
         match self.deficit(record, mirror) {
             Some(_) => _ = self.short_since.entry(record.id).or_insert(now),
             None => _ = self.short_since.remove(&record.id),
@@ -85,13 +82,13 @@ impl RepairHistory {
     }
 
     /// Forgets volumes that no longer exist.
-    pub(super) fn retain_volumes(&mut self, volumes: &BTreeSet<Uuid>) {
+    pub fn retain_volumes(&mut self, volumes: &BTreeSet<Uuid>) {
         self.short_since.retain(|id, _| volumes.contains(id));
         self.failures.retain(|id, _| volumes.contains(id));
     }
 
     /// Records that a replica could not be made on a node.
-    pub(super) fn record_failure(&mut self, volume: Uuid, node: NodeId, why: &str, now: Timestamp) {
+    pub fn record_failure(&mut self, volume: Uuid, node: NodeId, why: &str, now: Timestamp) {
         let (nodes, why) = (BTreeSet::new(), why.to_owned());
         let new = RepairFailures { times: 0, last: now, nodes, why: why.clone() };
         let failures = self.failures.entry(volume).or_insert(new);
@@ -101,21 +98,17 @@ impl RepairHistory {
     }
 
     /// A volume has all its replicas: forgets earlier failures.
-    pub(super) fn clear_failures(&mut self, volume: Uuid) {
+    pub fn clear_failures(&mut self, volume: Uuid) {
         self.failures.remove(&volume);
     }
 
     /// Nodes on which a repair of a volume failed.
-    pub(super) fn failed_nodes(&self, volume: Uuid) -> BTreeSet<NodeId> {
+    pub fn failed_nodes(&self, volume: Uuid) -> BTreeSet<NodeId> {
         self.failures.get(&volume).map(|f| f.nodes.clone()).unwrap_or_default()
     }
 
     /// The down node whose replica a volume lacks, if that is the reason.
-    pub(super) fn node_to_replace(
-        &self,
-        record: &VolumeRecord,
-        mirror: &MirrorConfig,
-    ) -> Option<NodeId> {
+    pub fn node_to_replace(&self, record: &VolumeRecord, mirror: &MirrorConfig) -> Option<NodeId> {
         match self.deficit(record, mirror)? {
             Deficit::NodeDown(node) => Some(node),
             Deficit::Missing => None,
@@ -123,7 +116,7 @@ impl RepairHistory {
     }
 
     /// Whether a node is down.
-    pub(super) fn is_down(&self, node: NodeId) -> bool {
+    pub fn is_down(&self, node: NodeId) -> bool {
         self.down_since.contains_key(&node)
     }
 
@@ -164,43 +157,62 @@ enum Deficit {
 
 /// The settings, and the number of running repairs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RepairPolicy {
+pub struct RepairPolicy {
     /// How long a replica has to be missing; `None` for never.
-    pub(super) delay: Option<Duration>,
-    /// Most repairs that this node runs at a time, and those that it runs now.
-    pub(super) max_concurrent: usize,
-    pub(super) running: usize,
+    pub delay: Option<Duration>,
+    /// Most repairs that this node runs at a time.
+    pub max_concurrent: usize,
+    /// Repairs that it runs now.
+    pub running: usize,
 }
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum RepairAction {
+pub enum RepairAction {
     /// Nothing.
     Nothing,
     /// A replica is missing, and no repair starts yet.
     Wait(WaitReason),
     /// Start a repair, which may replace the replica of a down node.
-    Start { replaces: Option<NodeId> },
+    Start {
+        /// The down node.
+        replaces: Option<NodeId>,
+    },
     /// The new replica is in sync, or an administrator has decided: it becomes an ordinary one.
     Complete,
     /// Give up the new replica.
-    Abort { node: NodeId, why: AbortReason },
+    Abort {
+        /// The node that was to get it.
+        node: NodeId,
+        /// The reason.
+        why: AbortReason,
+    },
     /// A replica that returned in sync is surplus: remove it.
     RemoveSurplus(NodeId),
     /// A replica that returned in sync becomes an ordinary one; the other one, whose node is down,
     /// is superseded.
-    Reinstate { node: NodeId, supersedes: Option<NodeId> },
+    Reinstate {
+        /// The node whose replica returned.
+        node: NodeId,
+        /// The node whose replica is superseded.
+        supersedes: Option<NodeId>,
+    },
 }
 
 /// Why no repair starts yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum WaitReason {
+pub enum WaitReason {
     /// Repairs are disabled.
     Disabled,
     /// The delay has not passed.
     NotDue(Timestamp),
     /// A repair failed, and the next attempt has to wait.
-    Backoff { until: Timestamp, why: String },
+    Backoff {
+        /// Until then.
+        until: Timestamp,
+        /// Why the repair failed.
+        why: String,
+    },
     /// Too many repairs are running.
     ConcurrencyLimit,
     /// Replicas that are down or being removed use all placements.
@@ -209,7 +221,7 @@ pub(super) enum WaitReason {
 
 /// Why a new replica is given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum AbortReason {
+pub enum AbortReason {
     /// It could not be made.
     Failed(String),
     /// An older one returned in sync before it.
@@ -219,7 +231,7 @@ pub(super) enum AbortReason {
 }
 
 /// Decides what to do about the replicas of a volume, on its primary, which serves it.
-pub(super) fn decide_repair(
+pub fn decide_repair(
     (record, mirror): (&VolumeRecord, &MirrorConfig),
     history: &RepairHistory,
     policy: RepairPolicy,
@@ -343,7 +355,7 @@ fn deficit_action(
 
 /// Adds the new replica `placement` to `record`, in place of the one of a down node. That one is
 /// superseded but kept: when its node returns, the data is compared before anything is removed.
-pub(super) fn start_repair(
+pub fn start_repair(
     record: &mut VolumeRecord,
     replaces: Option<NodeId>,
     placement: ReplicaPlacement,
@@ -381,7 +393,7 @@ fn restore(record: &mut VolumeRecord, node: NodeId) {
 }
 
 /// Applies `action` to `record`, except for [`start_repair`].
-pub(super) fn apply_action(record: &mut VolumeRecord, action: &RepairAction) {
+pub fn apply_action(record: &mut VolumeRecord, action: &RepairAction) {
     match action {
         RepairAction::Nothing | RepairAction::Wait(_) | RepairAction::Start { .. } => {}
         RepairAction::Complete => record.repair = None,

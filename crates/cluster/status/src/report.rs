@@ -5,22 +5,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use api::{ByteRange, PoolName};
+use cluster::store::Revision;
+use engine::{CoreReport, MirrorReport, VolumeReport};
 use mirror::{MirrorStatus, UnreadableData};
 use peer::NodeId;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::not_serving::NameLookup;
-use super::orphan_images::UnservedImage;
-use ::cluster::store::{Change, MetadataStore, Precondition, StoreError};
-use engine::{CoreReport, MirrorReport, VolumeReport};
+use crate::not_serving::{NameLookup, loss_text, next_step_hint, reason_text};
+use crate::orphan_images::UnservedImage;
 
 /// Prefix of the keys of reports.
-pub(super) const REPORTS: &str = "reports/";
+pub const REPORTS: &str = "reports/";
 
 /// Prefix of the keys of report requests.
-pub(super) const REPORT_REQUESTS: &str = "questions/";
+pub const REPORT_REQUESTS: &str = "questions/";
 
 /// The window in which the rate of a resync is measured.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
@@ -71,10 +71,10 @@ pub struct NodeReport {
 pub struct ReportedMirror {
     /// Whether it serves there.
     pub serves: bool,
-    /// Why it does not, by [`super::not_serving::reason_text`].
+    /// Why it does not, by [`reason_text`].
     #[serde(rename = "why")]
     pub not_serving_reason: Option<String>,
-    /// The next step then, by [`super::not_serving::next_step_hint`].
+    /// The next step then, by [`next_step_hint`].
     #[serde(default)]
     #[serde(rename = "next")]
     pub next_step: Option<String>,
@@ -160,33 +160,18 @@ pub struct ResyncReport {
 }
 
 /// Key of a node's report.
-pub(super) fn report_key(node: NodeId) -> String {
+pub fn report_key(node: NodeId) -> String {
     format!("{REPORTS}{node}")
 }
 
-/// Removes the report of this node's earlier run, which must not be taken for current.
-///
-/// # Errors
-/// [`StoreError`].
-pub(crate) async fn remove_report(
-    meta: &dyn MetadataStore,
-    node: NodeId,
-) -> Result<(), StoreError> {
-    let key = report_key(node);
-    let Some(found) = meta.get(&key).await? else { return Ok(()) };
-    let change =
-        Change { key, precondition: Precondition::AtRevision(found.revision), value: None };
-    meta.commit(vec![change]).await.map(drop)
-}
-
 /// Key of a report request to a node.
-pub(super) fn report_request_key(node: NodeId) -> String {
+pub fn report_request_key(node: NodeId) -> String {
     format!("{REPORT_REQUESTS}{node}")
 }
 
 /// Samples of the progress of resyncs.
 #[derive(Debug, Default)]
-pub(super) struct ResyncProgress(HashMap<(Uuid, NodeId), (Instant, u64)>);
+pub struct ResyncProgress(HashMap<(Uuid, NodeId), (Instant, u64)>);
 
 impl ResyncProgress {
     /// Records the progress of a resync, and returns how many seconds the rest will take.
@@ -202,12 +187,12 @@ impl ResyncProgress {
     }
 
     /// The mirrors of this node, for its report.
-    pub(super) fn report_mirrors(
+    pub fn report_mirrors(
         &mut self,
         cores: &[CoreReport],
         names: &impl NameLookup,
+        now: Instant,
     ) -> BTreeMap<Uuid, ReportedMirror> {
-        let now = Instant::now();
         let volumes = cores.iter().flat_map(|core| &core.volumes);
         let mirrors = volumes
             .filter_map(|v| Some((v.id, self.report_mirror(v, v.mirror.as_ref()?, now, names))));
@@ -241,22 +226,16 @@ impl ResyncProgress {
         });
         let resyncs = resyncs.collect();
         let named = |node| names.name_of_node(node);
-        let next =
-            why.as_ref().and_then(|why| super::not_serving::next_step_hint(why, names, volume));
+        let next = why.as_ref().and_then(|why| next_step_hint(why, names, volume));
         let MirrorStatus { linked, failed_resyncs, .. } = &mirror.status;
         ReportedMirror {
             serves: why.is_none() && report.reservations_error.is_none(),
             resyncs,
-            not_serving_reason: why
-                .as_ref()
-                .map(|why| super::not_serving::reason_text(why, &named)),
+            not_serving_reason: why.as_ref().map(|why| reason_text(why, &named)),
             next_step: next,
             disk_error: refused.map(|error| error.to_string()),
             full: mirror.status.is_full,
-            image_lost: mirror
-                .status
-                .leg_loss
-                .map(|loss| super::not_serving::loss_text(loss).to_owned()),
+            image_lost: mirror.status.leg_loss.map(|loss| loss_text(loss).to_owned()),
             failed_reads: mirror.status.read_errors,
             reservations_error: report.reservations_error.map(|error| error.to_string()),
             peers_with_session: linked.iter().map(|node| node.0).collect(),
@@ -270,9 +249,29 @@ impl ResyncProgress {
     }
 }
 
+/// Whether one of these nodes serves the volume, by `reports` that answer the request
+/// `answers_request`. `None` as long as a node that might serve it has not answered.
+pub fn served_by_reports(
+    reports: &BTreeMap<NodeId, NodeReport>,
+    nodes: &[NodeId],
+    volume: Uuid,
+    request: Revision,
+) -> Option<bool> {
+    let answer =
+        |node: &NodeId| reports.get(node).filter(|report| report.answers_request >= request.0);
+    let serves = |node: &NodeId| Some(answer(node)?.mirrors.get(&volume)?.serves);
+    if nodes.iter().any(|node| serves(node) == Some(true)) {
+        return Some(true);
+    }
+    nodes.iter().all(|node| answer(node).is_some()).then_some(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const B: NodeId = NodeId(2);
+    const C: NodeId = NodeId(3);
 
     #[test]
     fn the_rest_is_told_by_the_rate_of_the_last_minute() {
@@ -285,5 +284,27 @@ mod tests {
         assert_eq!(progress.eta(of, 700, 1000, at(70)), Some(30));
         assert_eq!(progress.eta(of, 700, 1000, at(80)), None, "it stands still");
         assert_eq!(progress.eta(of, 20, 1000, at(90)), None, "it began again");
+    }
+
+    #[test]
+    fn only_what_was_said_since_the_question_counts_as_served() {
+        let volume = Uuid::from_u128(7);
+        let report = |asked, serves: Option<bool>| NodeReport {
+            answers_request: asked,
+            mirrors: serves
+                .map(|serves| (volume, ReportedMirror { serves, ..ReportedMirror::default() }))
+                .into_iter()
+                .collect(),
+            ..NodeReport::default()
+        };
+        let look = |b, c| served_by_reports(&[(B, b), (C, c)].into(), &[B, C], volume, Revision(5));
+        assert_eq!(look(report(5, Some(true)), report(4, None)), Some(true));
+        assert_eq!(
+            look(report(4, Some(true)), report(5, Some(false))),
+            None,
+            "B may serve no more"
+        );
+        assert_eq!(look(report(5, Some(false)), report(6, None)), Some(false));
+        assert_eq!(served_by_reports(&BTreeMap::new(), &[], volume, Revision(5)), Some(false));
     }
 }

@@ -1,16 +1,14 @@
 //! Why a replica does not serve, and the next step, as text.
 
-use std::sync::PoisonError;
-
 use mirror::LegLoss;
 use mirror::membership::{NotServingReason, RollbackWitness};
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::report::MissingReplica;
+use crate::report::MissingReplica;
 
 /// Names of nodes and volumes.
-pub(super) trait NameLookup {
+pub trait NameLookup {
     /// The name of the node that reports.
     fn own_name(&self) -> String;
     /// The name of a node.
@@ -21,30 +19,11 @@ pub(super) trait NameLookup {
     fn missing_replica(&self, volume: Uuid) -> Option<MissingReplica>;
 }
 
-impl NameLookup for super::Control {
-    fn own_name(&self) -> String {
-        self.0.settings.name.clone()
-    }
-
-    fn name_of_node(&self, node: NodeId) -> String {
-        self.node_name(node)
-    }
-
-    fn name_of_volume(&self, volume: Uuid) -> String {
-        self.volume_name(volume)
-    }
-
-    fn missing_replica(&self, volume: Uuid) -> Option<MissingReplica> {
-        let missing = self.0.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner);
-        missing.get(&volume).cloned()
-    }
-}
-
 /// Hint for conditions that end by themselves.
-pub(super) const WAIT_HINT: &str = "wait: this resolves itself";
+pub(crate) const WAIT_HINT: &str = "wait: this resolves itself";
 
 /// Why an open image is no longer used.
-pub(super) fn loss_text(loss: LegLoss) -> &'static str {
+pub(crate) fn loss_text(loss: LegLoss) -> &'static str {
     match loss {
         LegLoss::DiskFailed => "its disk failed a flush, or is gone",
         LegLoss::DiskUnresponsive => "its disk does not respond",
@@ -53,7 +32,7 @@ pub(super) fn loss_text(loss: LegLoss) -> &'static str {
 
 /// The next step for a volume that does not serve, at the node that gives the reason; `None` for a
 /// lost image, which depends on the whole cluster.
-pub(super) fn next_step_hint(
+pub(crate) fn next_step_hint(
     why: &NotServingReason,
     names: &impl NameLookup,
     volume: Uuid,
@@ -108,7 +87,7 @@ pub(super) fn next_step_hint(
 }
 
 /// The reason as a sentence; `names` gives the names of nodes.
-pub(super) fn reason_text(why: &NotServingReason, names: &impl Fn(NodeId) -> String) -> String {
+pub fn reason_text(why: &NotServingReason, names: &impl Fn(NodeId) -> String) -> String {
     let list = |nodes: &[NodeId]| nodes.iter().map(|n| names(*n)).collect::<Vec<_>>().join(", ");
     match why {
         NotServingReason::ConfigUnread { store_unavailable: true } => {

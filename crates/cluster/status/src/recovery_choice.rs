@@ -22,31 +22,31 @@ const MAX_RECOVERED_REPLICAS: usize = 3;
 
 /// A replica of a volume, as its image describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ReplicaImage {
+pub struct ReplicaImage {
     /// The node that has it now.
-    pub(super) node: NodeId,
+    pub node: NodeId,
     /// The name of that node.
-    pub(super) node_name: String,
+    pub node_name: String,
     /// Where it is there.
-    pub(super) location: ImageLocation,
+    pub location: ImageLocation,
     /// Whether that is a block device.
-    pub(super) is_device: bool,
+    pub is_device: bool,
     /// What the image says about itself.
-    pub(super) scan: ScannedImage,
+    pub scan: ScannedImage,
 }
 
 /// The chosen replicas, as indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RecoveryChoice {
+pub struct RecoveryChoice {
     /// The replica whose data the volume keeps.
-    pub(super) source: usize,
+    pub source: usize,
     /// The replicas that are resynced from it.
-    pub(super) resync_targets: Vec<usize>,
+    pub resync_targets: Vec<usize>,
 }
 
 /// Why no replica can be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ambiguity {
+pub enum Ambiguity {
     /// These nodes were in sync with the newest replica found, and may have gone on without it.
     UnseenReplicas(Vec<String>),
     /// Two replicas were in sync in one epoch of different histories.
@@ -61,7 +61,7 @@ pub(super) enum Ambiguity {
 
 impl ReplicaImage {
     /// Its place, for people.
-    pub(super) fn location_text(&self) -> String {
+    pub fn location_text(&self) -> String {
         format!("{} on {}", self.location, self.node_name)
     }
 
@@ -101,7 +101,7 @@ impl ReplicaImage {
     }
 
     /// Converts it for the API.
-    pub(super) fn to_api(&self) -> PlannedReplica {
+    pub fn to_api(&self) -> PlannedReplica {
         let epoch = self.epoch();
         PlannedReplica {
             node: self.node_name.clone(),
@@ -114,7 +114,7 @@ impl ReplicaImage {
 
 impl Ambiguity {
     /// The reason as a sentence, with the next step.
-    pub(super) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         match self {
             Self::UnseenReplicas(nodes) => {
                 let (names, flags) = (nodes.join(", "), nodes.join(" --without "));
@@ -151,7 +151,7 @@ impl Ambiguity {
 ///
 /// # Errors
 /// [`Ambiguity`] if no replica can be chosen.
-pub(super) fn choose_source(
+pub fn choose_source(
     replicas: &[ReplicaImage],
     without: &[String],
 ) -> Result<RecoveryChoice, Ambiguity> {
@@ -253,7 +253,7 @@ fn pick_resync_targets(replicas: &[ReplicaImage], source: usize) -> Vec<usize> {
 }
 
 /// The name of the recovered volume.
-pub(super) fn volume_name_of(replica: &ReplicaImage) -> Option<VolumeName> {
+pub fn volume_name_of(replica: &ReplicaImage) -> Option<VolumeName> {
     if let Some(description) = replica.description() {
         return Some(description.name.clone());
     }
@@ -264,7 +264,7 @@ pub(super) fn volume_name_of(replica: &ReplicaImage) -> Option<VolumeName> {
 }
 
 /// The plan for a volume with these replicas.
-pub(super) fn plan_volume(
+pub fn plan_volume(
     replicas: &[ReplicaImage],
     decided: &Result<RecoveryChoice, Ambiguity>,
 ) -> PlannedVolume {

@@ -1,31 +1,25 @@
-//! The status: one answer to "is my data safe?".
+//! The verdict on a node: one answer to "is my data safe?", with the findings that led to it.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::PoisonError;
 
 use api::{
-    Capacity, Finding, Health, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts,
-    VolumeName,
+    Capacity, Finding, Memory, NodeInfo, Severity, Size, Status, Verdict, VolumeCounts, VolumeName,
 };
-
-use target::ClientReport;
-use tokio::time::Instant;
-use uuid::Uuid;
-
-use super::cluster_view::reservations_hint;
-use super::not_serving::WAIT_HINT;
-use super::replica_state::lost_image_hint;
-use super::secret_keys::UnreadableSecret;
-use super::startup_wait::StartupWait;
-use super::volume_status::merge_sessions;
-use super::{
-    ClusterView, Control, FileSystemSpace, PoolFacts, PoolSpace, SpaceUsage, client_findings,
-    memory, pool_status,
-};
-use ::cluster::store::StoreProblem;
-use engine::{CoreReport, ReportScope, VolumeReport};
+use cluster::store::StoreProblem;
+use engine::{CoreReport, VolumeReport};
 use records::reconcile::Observed;
 use records::record::{StoredVolumeRecord, VolumeAuthMethod, VolumeStage};
+use target::ClientReport;
+use uuid::Uuid;
+
+use crate::cluster_view::{ClusterView, reservations_hint};
+use crate::not_serving::WAIT_HINT;
+use crate::pool_status::PoolFacts;
+use crate::replica_state::lost_image_hint;
+use crate::space::{FileSystemSpace, MIN_FREE_BYTES, PoolSpace, SpaceUsage};
+use crate::startup_wait::StartupWait;
+use crate::volume_status::merge_sessions;
+use crate::{RESTORE_HINT, client_findings, finding, memory, pool_status};
 
 /// The facts from which the status is derived.
 #[derive(Debug)]
@@ -70,84 +64,15 @@ pub struct NodeFacts {
     pub cluster: Option<ClusterView>,
 }
 
-impl Control {
-    /// Whether the node responds and serves.
-    #[must_use]
-    pub fn get_health(&self) -> Health {
-        Health { version: env!("CARGO_PKG_VERSION").to_owned(), serving: self.is_serving() }
-    }
-
-    /// Returns the status of the node.
-    pub async fn get_status(&self) -> Status {
-        assess(&self.facts(ReportScope::All).await)
-    }
-
-    /// Collects the facts for status and metrics.
-    pub async fn facts(&self, scope: ReportScope) -> NodeFacts {
-        let settings = &self.0.settings;
-        let volumes = self.0.volumes.all();
-        let (report, look) = (self.0.engine.report(scope), self.space_of(&volumes));
-        let (cores, space, pools) = tokio::join!(report, look, self.pool_facts());
-        let damaged_pools = self.0.pools.damaged();
-        let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
-        let cluster = self.cluster_view(&cores).await;
-        let store_answers = cluster.as_ref().map(|cluster| cluster.store.error.is_none());
-        let mut joins = match store_answers {
-            Some(answers) => self.join_findings(answers).await,
-            None => Vec::new(),
-        };
-        if store_answers == Some(true) {
-            joins.extend(self.rotation_finding().await);
-        }
-        NodeFacts {
-            node: NodeInfo {
-                name: settings.name.clone(),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                pid: std::process::id(),
-                uptime_s: self.0.started.elapsed().as_secs(),
-                data_dir: settings.data_dir.clone(),
-                cores: u32::try_from(self.0.engine.cores()).unwrap_or(u32::MAX),
-                disk_backend: self.0.engine.disk_backend().to_owned(),
-            },
-            serving: self.is_serving(),
-            startup_wait: self.startup_wait(),
-            volumes,
-            damaged_records: self.0.volumes.damaged_records(),
-            store_trouble: self.0.meta.problem().await.ok().flatten(),
-            rival_process: self
-                .0
-                .cluster_membership
-                .as_ref()
-                .and_then(|membership| membership.rival())
-                .map(|incarnation| incarnation.describe_location()),
-            anchor_error: settings.anchor_error.clone(),
-            is_plaintext: self.is_plaintext_cluster(),
-            unreadable_secrets: self.unreadable_secrets().await,
-            cores,
-            api_clients: self.api_clients(),
-            space,
-            pools,
-            damaged_pools,
-            low_space_percent: settings.low_space_percent,
-            image_findings: self.image_findings(),
-            join_findings: joins,
-            cluster,
-        }
-    }
-}
-
-impl Control {
-    fn api_clients(&self) -> ClientReport {
-        let guesses = self.0.api_auth_failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let failing = guesses.failing(Instant::now());
-        let (proven, proofs) = (guesses.proven(), guesses.counts());
-        ClientReport {
-            failing_clients: failing,
-            proven,
-            attempt_counts: proofs,
-            ..ClientReport::default()
-        }
-    }
+/// Secrets of a volume that cannot be read.
+#[derive(Clone, Debug)]
+pub struct UnreadableSecret {
+    /// The volume.
+    pub volume: VolumeName,
+    /// The authentication method of the secrets.
+    pub method: VolumeAuthMethod,
+    /// The reason.
+    pub why: String,
 }
 
 impl NodeFacts {
@@ -179,10 +104,7 @@ fn is_unusable(report: &VolumeReport) -> bool {
 }
 
 /// Why an open volume of a standalone node does not serve, and the next step.
-pub(super) fn unusable_reason(
-    name: &VolumeName,
-    report: &VolumeReport,
-) -> Option<(String, String)> {
+pub fn unusable_reason(name: &VolumeName, report: &VolumeReport) -> Option<(String, String)> {
     if let Some(why) = &report.claim_lost {
         return Some((
             format!("its image is no longer used on this node: {why}"),
@@ -255,16 +177,6 @@ pub fn assess(facts: &NodeFacts) -> Status {
             waiting_commands: facts.cores.iter().map(|c| c.memory.waiting).sum(),
         },
     }
-}
-
-pub(super) fn finding(
-    severity: Severity,
-    subject: impl Into<String>,
-    message: impl Into<String>,
-    hint: Option<&str>,
-) -> Finding {
-    let (subject, message, hint) = (subject.into(), message.into(), hint.map(Into::into));
-    Finding { severity, subject, message, hint }
 }
 
 /// Findings about volumes that do not serve, or that no initiator may access.
@@ -473,7 +385,7 @@ fn space_finding(
     volumes: &[Uuid],
 ) -> Option<Finding> {
     let promised = thin_overcommit(facts, volumes);
-    if promised > 0 && free < super::space::MIN_FREE_BYTES {
+    if promised > 0 && free < MIN_FREE_BYTES {
         let message =
             format!("it is full: thin volumes may still need {}, and {when_full}", Size(promised));
         return Some(finding(Severity::Warning, subject, message, Some(hint)));
@@ -503,10 +415,7 @@ fn thin_overcommit(facts: &NodeFacts, volumes: &[Uuid]) -> u64 {
 
 fn node_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for damage in &facts.damaged_records {
-        let hint = format!(
-            "the volume or object that it describes is not served; {}",
-            super::RESTORE_HINT
-        );
+        let hint = format!("the volume or object that it describes is not served; {RESTORE_HINT}");
         findings.push(finding(Severity::Critical, "store", damage, Some(&hint)));
     }
     store_findings(facts, findings);
@@ -584,7 +493,7 @@ fn store_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
             format!(
                 "{why}: nothing can be changed; volumes that are open are served until the node ends"
             ),
-            super::RESTORE_HINT.to_owned(),
+            RESTORE_HINT.to_owned(),
         ),
     };
     findings.push(finding(severity, "store", message, Some(&hint)));
@@ -594,65 +503,10 @@ fn store_findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
 mod verdict_table;
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::metrics::tests::mirror;
-    use ::cluster::store::Revision;
+    use crate::samples::{core, facts, mirror, open, volume, with_space};
     use engine::{CommandKindReport, GuestReport, MirrorReport};
-    use records::samples::record;
-
-    pub(in super::super) fn facts(volumes: Vec<(StoredVolumeRecord, Observed)>) -> NodeFacts {
-        NodeFacts {
-            node: NodeInfo {
-                name: "n".into(),
-                version: "0".into(),
-                pid: 1,
-                uptime_s: 2,
-                data_dir: "/v".into(),
-                cores: 1,
-                disk_backend: "io_uring".into(),
-            },
-            serving: true,
-            startup_wait: None,
-            volumes,
-            damaged_records: Vec::new(),
-            store_trouble: None,
-            rival_process: None,
-            anchor_error: None,
-            is_plaintext: false,
-            unreadable_secrets: Vec::new(),
-            image_findings: Vec::new(),
-            join_findings: Vec::new(),
-            cluster: None,
-            cores: Vec::new(),
-            api_clients: ClientReport::default(),
-            space: SpaceUsage { data_dir: Some((100 << 30, 50 << 30)), ..SpaceUsage::default() },
-            pools: Vec::new(),
-            damaged_pools: Vec::new(),
-            low_space_percent: 10,
-        }
-    }
-
-    /// All volumes in one file system.
-    pub(super) fn with_space(facts: &mut NodeFacts, bytes: u64, free: u64) {
-        let volumes = facts.volumes.iter().map(|(s, _)| s.record.id).collect();
-        let home = FileSystemSpace { path: "/srv".into(), bytes, free, volumes };
-        facts.space.file_systems = vec![home];
-    }
-
-    pub(in super::super) fn volume(
-        name: &str,
-        observed: Observed,
-    ) -> (StoredVolumeRecord, Observed) {
-        let mut record = record(name);
-        record.allow.insert(api::Initiator::Any);
-        (StoredVolumeRecord { record, revision: Revision(1) }, observed)
-    }
-
-    pub(in super::super) fn open() -> Observed {
-        let image = records::record::ImageInfo { id: Uuid::nil(), size_bytes: 1, generation: 2 };
-        Observed::Open { core: 0, image, published: None }
-    }
 
     fn verdict(facts: &NodeFacts) -> (Verdict, String) {
         let status = assess(facts);
@@ -701,7 +555,7 @@ pub(super) mod tests {
     #[test]
     fn pools_are_part_of_the_verdict() {
         let mut facts = facts(vec![volume("a", open())]);
-        facts.pools.push(pool_status::tests::facts("tank"));
+        facts.pools.push(crate::samples::pool_facts("tank"));
         assert_eq!(verdict(&facts).0, Verdict::Safe);
         let report = facts.pools[0].report.as_mut().unwrap();
         report.fault_tolerance = Some(0);
@@ -724,20 +578,6 @@ pub(super) mod tests {
         assert!(status.findings[0].hint.as_ref().unwrap().contains("pool add tank"));
         facts.space.pools[0].free = 50 << 30;
         assert_eq!(verdict(&facts).0, Verdict::Safe);
-    }
-
-    /// A core with one volume.
-    pub(in super::super) fn core(id: Uuid) -> CoreReport {
-        let report = VolumeReport { mirror: None, ..crate::metrics::tests::volume_report(id) };
-        CoreReport {
-            core: 0,
-            sessions: Vec::new(),
-            guests: Vec::new(),
-            refused_connections: 0,
-            clients: ClientReport::default(),
-            memory: rt::buf::BufferPool::new(16 << 20).unwrap().usage(),
-            volumes: vec![report],
-        }
     }
 
     /// A node whose commands all waited for memory was once reported as safe.

@@ -3,21 +3,21 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use engine::{
+    CommandKindReport, LATENCY_BOUNDS_US, LatencyHistogram, PoolDiskState, PoolReport, VolumeReport,
+};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet, text,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use records::reconcile::Observed;
+use records::record::StoredVolumeRecord;
 use target::auth_throttle::AuthMethod;
 use volume::CommandKind;
 
-use crate::control::{NodeFacts, assess};
-use engine::{
-    CommandKindReport, LATENCY_BOUNDS_US, LatencyHistogram, PoolDiskState, PoolReport, VolumeReport,
-};
-use records::reconcile::Observed;
-use records::record::StoredVolumeRecord;
+use crate::verdict::{NodeFacts, assess};
 
 /// Media type of the result of [`render`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -393,102 +393,19 @@ fn kind_label(kind: CommandKind) -> &'static str {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use api::NodeInfo;
-    use block::{Access, Epoch};
-    use mirror::MirrorStatus;
-    use mirror::config::{ConfigReplica, CopyHistory, InSyncMember, MirrorConfig};
-    use peer::{Incarnation, NodeId, View};
-
-    use super::*;
-    use crate::control::{PoolFacts, SpaceUsage};
-    use ::cluster::store::Revision;
-    use engine::{CoreReport, MirrorReport};
+mod tests {
+    use cluster::store::Revision;
+    use engine::CoreReport;
     use records::samples::record;
 
-    /// A report of a mirror with two replicas, one in sync.
-    pub(crate) fn mirror() -> MirrorReport {
-        let replica =
-            |n| ConfigReplica { node: NodeId(n), image: uuid::Uuid::nil(), is_new: false };
-        let in_sync = vec![InSyncMember { node: NodeId(1), incarnation: Incarnation(1) }];
-        let replicas = vec![replica(1), replica(2)];
-        let record = MirrorConfig {
-            epoch: Epoch(1),
-            config_id: 1,
-            replicas,
-            in_sync,
-            primary: NodeId(1),
-            cold_start_epoch: Epoch::default(),
-            history: CopyHistory::default(),
-        };
-        let status = MirrorStatus {
-            config: Some(record),
-            view: View::default(),
-            not_serving: None,
-            linked: Vec::new(),
-            resyncs: Vec::new(),
-            unreadable_data: Vec::new(),
-            resynced_bytes: 77,
-            dirty_regions: Vec::new(),
-            region_bytes: 65536,
-            leg_error: None,
-            is_full: false,
-            leg_loss: None,
-            read_errors: 0,
-            failed_resyncs: Vec::new(),
-            newer_replicas: Vec::new(),
-            store_silent_for: None,
-        };
-        MirrorReport { status, access: Access::Optimized }
-    }
-
-    /// A report of an idle volume with that mirror.
-    pub(crate) fn volume_report(id: uuid::Uuid) -> VolumeReport {
-        VolumeReport {
-            id,
-            kinds: [(); 4].map(|()| CommandKindReport::default()),
-            in_flight: 0,
-            aborts: 0,
-            overlaps: 0,
-            memory_waits: 0,
-            mirror: Some(mirror()),
-            claim_lost: None,
-            is_dead: false,
-            reservations_error: None,
-        }
-    }
+    use super::*;
+    use crate::pool_status::PoolFacts;
+    use crate::samples::volume_report;
+    use crate::space::SpaceUsage;
 
     /// Facts of a node without volumes or pools.
     fn facts() -> NodeFacts {
-        NodeFacts {
-            node: NodeInfo {
-                name: "n".into(),
-                version: "0".into(),
-                pid: 1,
-                uptime_s: 2,
-                data_dir: "/v".into(),
-                cores: 1,
-                disk_backend: "io_uring".into(),
-            },
-            serving: true,
-            startup_wait: None,
-            volumes: Vec::new(),
-            damaged_records: Vec::new(),
-            store_trouble: None,
-            rival_process: None,
-            anchor_error: None,
-            is_plaintext: false,
-            unreadable_secrets: Vec::new(),
-            cores: Vec::new(),
-            api_clients: target::ClientReport::default(),
-            space: SpaceUsage::default(),
-            pools: Vec::new(),
-            damaged_pools: Vec::new(),
-            low_space_percent: 10,
-            join_findings: Vec::new(),
-            image_findings: Vec::new(),
-            cluster: None,
-        }
+        crate::samples::facts(Vec::new())
     }
 
     #[test]
@@ -555,14 +472,13 @@ pub(crate) mod tests {
 
     #[test]
     fn pools_are_told_with_their_disks() {
-        let mut pool = crate::control::pool_status::tests::facts("tank");
+        let mut pool = crate::samples::pool_facts("tank");
         let report = pool.report.as_mut().unwrap();
         report.disks[1].state = PoolDiskState::Detached;
         (report.disks[2].read_errors, report.disks[2].repaired_blocks) = (5, 6);
         (report.disks[2].is_slow, report.disks[2].redirected_reads) = (true, 9);
         report.stale_extents = 8;
-        let offline =
-            PoolFacts { report: None, ..crate::control::pool_status::tests::facts("zoo") };
+        let offline = PoolFacts { report: None, ..crate::samples::pool_facts("zoo") };
         let page = render(NodeFacts { pools: vec![pool, offline], ..facts() });
         for line in [
             "windrose_pool_online{pool=\"zoo\"} 0",

@@ -2,7 +2,8 @@
 
 use api::{ApiError, ErrorCode, Finding, Severity};
 
-use super::status::{NodeFacts, finding};
+use crate::finding;
+use crate::verdict::NodeFacts;
 
 /// Buffer memory that a volume needs for one command at a time, in bytes: a data block, its
 /// metadata, a page of its log, and an answer to another node.
@@ -20,7 +21,7 @@ fn min_memory_mib(volumes: usize, cores: usize) -> u64 {
 }
 
 /// Fails if the memory does not support one volume more than `count`.
-pub(super) fn check_memory(count: usize, cores: usize, pool_bytes: u64) -> Result<(), ApiError> {
+pub fn check_memory(count: usize, cores: usize, pool_bytes: u64) -> Result<(), ApiError> {
     let most = max_volumes(cores, pool_bytes);
     if count < most {
         return Ok(());
@@ -39,7 +40,7 @@ pub(super) fn check_memory(count: usize, cores: usize, pool_bytes: u64) -> Resul
 }
 
 /// Findings about short memory: waiting commands, and more volumes than it supports.
-pub(super) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
+pub fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for core in &facts.cores {
         let Some(short) = core.memory.shortage_duration else { continue };
         let (waiting, refused) = (core.memory.waiting, core.memory.timed_out_waits);

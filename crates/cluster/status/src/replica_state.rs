@@ -6,22 +6,21 @@ use cluster::nodes::NodeView;
 use disk::format_utc;
 use mirror::config::MirrorConfig;
 use peer::NodeId;
+use records::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
 use uuid::Uuid;
 
-use super::cluster::node_argument;
-use super::cluster_view::{ClusterView, NodeState};
-use super::not_serving::WAIT_HINT;
-use super::old_images::replace_hint;
-use super::placement::no_candidate_text_for;
-use super::report::{MissingReplica, ReportedMirror, ResyncReport};
-use super::status::finding;
-use records::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
+use crate::cluster_view::{ClusterView, NodeState, node_argument};
+use crate::finding;
+use crate::not_serving::WAIT_HINT;
+use crate::old_images::replace_hint;
+use crate::placement::no_candidate_text_for;
+use crate::report::{MissingReplica, ReportedMirror, ResyncReport};
 
 /// Why a replica is not in sync, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ReplicaProblem {
-    pub(super) why: String,
-    pub(super) next_step: String,
+pub(crate) struct ReplicaProblem {
+    pub why: String,
+    pub next_step: String,
 }
 
 impl ReplicaProblem {
@@ -32,7 +31,7 @@ impl ReplicaProblem {
 
 impl ClusterView {
     /// The replicas of a volume.
-    pub(super) fn replicas(&self, record: &VolumeRecord) -> Vec<VolumeReplica> {
+    pub fn replicas(&self, record: &VolumeRecord) -> Vec<VolumeReplica> {
         let primary = self.mirrors.get(&record.id).map(|m| m.primary);
         let replica = |placement: &ReplicaPlacement| {
             let state = self.replica_state(record, placement);
@@ -321,7 +320,7 @@ impl ClusterView {
     }
 
     /// Findings about the replicas of a volume that serves; returns whether it added any.
-    pub(super) fn replica_findings(
+    pub(crate) fn replica_findings(
         &self,
         record: &VolumeRecord,
         findings: &mut Vec<Finding>,
@@ -367,7 +366,7 @@ impl ClusterView {
 
     /// The finding that a serving volume has fewer replicas than wanted; returns whether that is
     /// so. Replicas that could not be made have findings of their own.
-    pub(super) fn missing_replica_finding(
+    pub(crate) fn missing_replica_finding(
         &self,
         record: &VolumeRecord,
         findings: &mut Vec<Finding>,
@@ -396,7 +395,7 @@ impl ClusterView {
     }
 
     /// Whether the findings about the replicas say why this node cannot open its own.
-    pub(super) fn covers_local_replica(&self, record: &VolumeRecord) -> bool {
+    pub(crate) fn covers_local_replica(&self, record: &VolumeRecord) -> bool {
         let is_made = |placement: &ReplicaPlacement| placement.stage == PlacementStage::Ready;
         record.placement(self.this_node).is_some_and(is_made)
             && !self.is_mirror_record_lost(record)
@@ -404,7 +403,7 @@ impl ClusterView {
     }
 
     /// The finding that a volume is being deleted and waits for nodes that are down.
-    pub(super) fn deletion_finding(&self, record: &VolumeRecord) -> Option<Finding> {
+    pub(crate) fn deletion_finding(&self, record: &VolumeRecord) -> Option<Finding> {
         let is_away =
             |placement: &&ReplicaPlacement| self.state_of(placement.node) == NodeState::Down;
         let away = record
@@ -459,7 +458,7 @@ impl ClusterView {
     }
 
     /// The command that adds a replica, with what to do first if no node can keep one.
-    pub(super) fn add_replica_hint(&self, record: &VolumeRecord) -> String {
+    pub(crate) fn add_replica_hint(&self, record: &VolumeRecord) -> String {
         let add = format!("windrose volume mirror add {}", record.name);
         match self.why_no_candidate(record) {
             Some(why) => format!("{why}: add a node (windrose cluster join), then: {add}"),
@@ -486,7 +485,7 @@ impl ClusterView {
 }
 
 /// The hint for a node that cannot open its replica of a volume.
-pub(super) fn open_failed_hint(record: &VolumeRecord, node: &str) -> String {
+pub fn open_failed_hint(record: &VolumeRecord, node: &str) -> String {
     let (name, has_others) = (&record.name, record.placements.len() > 1);
     let lost = match has_others {
         true => format!("if the disk is lost: windrose volume mirror replace {name} --on {node}"),
@@ -496,7 +495,7 @@ pub(super) fn open_failed_hint(record: &VolumeRecord, node: &str) -> String {
 }
 
 /// The hint for a volume whose only image is lost.
-pub(super) fn lost_image_hint(name: &VolumeName) -> String {
+pub(crate) fn lost_image_hint(name: &VolumeName) -> String {
     format!(
         "if the image is lost, restore it from a backup, or delete the volume: windrose volume \
          delete {name} --discard"

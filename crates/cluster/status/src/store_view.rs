@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::{Finding, Severity};
-use cluster::node_membership;
+use cluster::node_membership::{member_label, store_member_name};
 use cluster::nodes::{NodeView, Nodes};
 use cluster::store::StoreError;
 use cluster::store::etcd::{MemberHealth, MemberResponse};
 use peer::NodeId;
 
-use super::cluster::{node_argument, store_member_name};
-use super::node_probe::can_be_probed;
-use super::startup_wait::LOST_QUORUM_HINT;
-use super::status::finding;
+use crate::cluster_view::{can_be_probed, node_argument};
+use crate::startup_wait::LOST_QUORUM_HINT;
+use crate::{UNTRUSTED_STORE_HINT, finding};
 
 /// Voters that a store needs to survive the loss of any one of them, and nodes of a cluster that
 /// run them.
@@ -38,7 +37,7 @@ pub struct StoreView {
 }
 
 /// The problem of a member, if any.
-pub(super) fn member_problem(health: &MemberHealth) -> Option<String> {
+pub fn member_problem(health: &MemberHealth) -> Option<String> {
     match &health.response {
         MemberResponse::Unreachable { why } => Some(format!("it does not respond: {why}")),
         MemberResponse::Running { leader: None, .. } => Some("it has no leader".into()),
@@ -51,7 +50,7 @@ pub(super) fn member_problem(health: &MemberHealth) -> Option<String> {
 
 /// The node that runs a member.
 fn node_running<'a>(health: &MemberHealth, nodes: &'a Nodes) -> Option<(&'a NodeId, &'a NodeView)> {
-    let name = node_membership::member_label(&health.member);
+    let name = member_label(&health.member);
     nodes.iter().find(|(node, _)| store_member_name(**node) == name)
 }
 
@@ -66,25 +65,24 @@ fn is_down(health: &MemberHealth) -> bool {
 
 impl StoreView {
     /// Whether no member but that of node `me` responded to the last query.
-    pub(super) fn no_other_member_answers(&self, me: NodeId) -> bool {
+    pub(crate) fn no_other_member_answers(&self, me: NodeId) -> bool {
         let own = store_member_name(me);
         let others = self
             .members
             .iter()
-            .filter(|h| !self.runs_own_members || node_membership::member_label(&h.member) != own);
+            .filter(|h| !self.runs_own_members || member_label(&h.member) != own);
         let mut answers = others.map(|health| &health.response);
         !answers.any(|answer| matches!(answer, MemberResponse::Running { .. }))
     }
 
     /// Whether a node runs a member whose health is queried.
-    pub(super) fn has_member_of(&self, node: NodeId) -> bool {
+    pub(crate) fn has_member_of(&self, node: NodeId) -> bool {
         let own = store_member_name(node);
-        self.runs_own_members
-            && self.members.iter().any(|h| node_membership::member_label(&h.member) == own)
+        self.runs_own_members && self.members.iter().any(|h| member_label(&h.member) == own)
     }
 
     /// Findings about the store, given the nodes.
-    pub(super) fn findings(&self, nodes: &Nodes, findings: &mut Vec<Finding>) {
+    pub fn findings(&self, nodes: &Nodes, findings: &mut Vec<Finding>) {
         if let Some(error) = &self.error {
             findings.push(unreachable_finding(error));
         }
@@ -102,7 +100,7 @@ impl StoreView {
 
     /// The finding that a voter does not respond.
     fn down_finding(&self, health: &MemberHealth, votes: Votes, nodes: &Nodes) -> Finding {
-        let name = node_membership::member_label(&health.member);
+        let name = member_label(&health.member);
         let why = member_problem(health).unwrap_or_default();
         let message = format!("member {name} is down: {why}");
         let hint = format!("{}; {}", self.recovery_hint(health, nodes), votes.quorum_text());
@@ -112,7 +110,7 @@ impl StoreView {
     /// The finding that a member has restarted recently.
     fn restarting_finding(&self, health: &MemberHealth, nodes: &Nodes) -> Option<Finding> {
         let (node, view) = node_running(health, nodes)?;
-        let name = node_membership::member_label(&health.member);
+        let name = member_label(&health.member);
         let message =
             format!("member {name} does not keep running: {}", self.member_errors.get(node)?);
         let hint = format!("windrose on node {} keeps restarting it", view.record.name);
@@ -121,7 +119,7 @@ impl StoreView {
 
     /// The hint for restarting a member.
     fn recovery_hint(&self, health: &MemberHealth, nodes: &Nodes) -> String {
-        let name = node_membership::member_label(&health.member);
+        let name = member_label(&health.member);
         if !self.runs_own_members {
             return "start it".into();
         }
@@ -161,8 +159,7 @@ impl StoreView {
         let leaderless = up
             .iter()
             .filter(|h| matches!(h.response, MemberResponse::Running { leader: None, .. }));
-        let leaderless: Vec<_> =
-            leaderless.map(|h| node_membership::member_label(&h.member)).collect();
+        let leaderless: Vec<_> = leaderless.map(|h| member_label(&h.member)).collect();
         if leaderless.is_empty() {
             return;
         }
@@ -267,7 +264,7 @@ impl Votes {
 fn unreachable_finding(error: &StoreError) -> Finding {
     let message = format!("{error}; volumes that serve continue to, but nothing can be changed");
     let hint = match error {
-        StoreError::TlsRejected { .. } => super::UNTRUSTED_STORE_HINT.to_owned(),
+        StoreError::TlsRejected { .. } => UNTRUSTED_STORE_HINT.to_owned(),
         _ => format!(
             "restore a majority of the members of the metadata store, or the network between them \
              and this node; {LOST_QUORUM_HINT}"
@@ -278,7 +275,7 @@ fn unreachable_finding(error: &StoreError) -> Finding {
 
 /// The finding about a learner that makes no progress. Nothing is lost, but no other node can join.
 fn learner_finding(health: &MemberHealth) -> Finding {
-    let name = node_membership::member_label(&health.member);
+    let name = member_label(&health.member);
     let why = member_problem(health).unwrap_or_default();
     let message =
         format!("member {name} has no vote yet, and {why}: until it has, no other node can join");
@@ -290,31 +287,12 @@ fn learner_finding(health: &MemberHealth) -> Finding {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use cluster::identity::{NodeIndex, Role};
-    use cluster::nodes::{NodePortals, NodeRecord};
+mod tests {
+    use cluster::identity::Role;
     use cluster::store::etcd::MemberInfo;
 
     use super::*;
-
-    pub(in super::super) fn node(number: u16, name: &str, alive: bool) -> (NodeId, NodeView) {
-        let node = NodeId(number);
-        let record = NodeRecord {
-            node,
-            index: NodeIndex::new(0).unwrap(),
-            name: name.into(),
-            role: Role::Data,
-            data_addresses: Vec::new(),
-            heartbeat_addresses: Vec::new(),
-            portals: NodePortals::default(),
-            data_dir: "/v".into(),
-            join_address: None,
-            failure_domain: String::new(),
-            version: String::new(),
-            is_drained: false,
-        };
-        (node, NodeView { record, is_alive: alive })
-    }
+    use crate::samples::node;
 
     const RUNS: MemberResponse = MemberResponse::Running { leader: Some(1), alarms: Vec::new() };
     const LOST: MemberResponse = MemberResponse::Running { leader: None, alarms: Vec::new() };

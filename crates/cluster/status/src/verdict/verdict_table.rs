@@ -15,13 +15,13 @@ use cluster::store::etcd::{MemberHealth, MemberInfo, MemberResponse};
 use mirror::config::{ConfigReplica, CopyHistory, InSyncMember, MirrorConfig};
 use peer::{Incarnation, NodeId};
 
-use super::tests::{core, facts, open, volume, with_space};
 use super::*;
-use crate::control::report::{
+use crate::report::{
     MissingReplica, NodeReport, ReportedMirror, ResyncReport, UnreadableEverywhere,
 };
-use crate::control::store_view::StoreView;
-use crate::control::volume_status::volume_state;
+use crate::samples::{core, facts, open, volume, with_space};
+use crate::store_view::StoreView;
+use crate::volume_status::volume_state;
 use engine::{GuestReport, PoolDiskState};
 use records::record::PlacementStage;
 use records::samples::place;
@@ -87,7 +87,7 @@ fn seen(me: NodeId, in_sync: &[NodeId], reports: &[(NodeId, ReportedMirror)]) ->
     };
     let mut reports: std::collections::BTreeMap<_, _> = reports.iter().map(report).collect();
     reports.entry(me).or_default();
-    let node = |id: NodeId, name| crate::control::store_view::tests::node(id.0, name, true);
+    let node = |id: NodeId, name| crate::samples::node(id.0, name, true);
     facts.cluster = Some(ClusterView {
         this_node: me,
         nodes: [node(A, "a"), node(B, "b"), node(W, "w")].into(),
@@ -151,10 +151,10 @@ fn without_node_b() -> NodeFacts {
     let mut facts = seen(A, &[A], &[(A, serves())]);
     facts.volumes[0].0.record.remove_placement(B);
     cluster(&mut facts).nodes.remove(&B);
-    let (c, mut view) = crate::control::store_view::tests::node(4, "c", false);
+    let (c, mut view) = crate::samples::node(4, "c", false);
     view.record.is_drained = true;
     cluster(&mut facts).nodes.insert(c, view);
-    cluster(&mut facts).nodes.get_mut(&W).unwrap().record.role = ::cluster::identity::Role::Witness;
+    cluster(&mut facts).nodes.get_mut(&W).unwrap().record.role = cluster::identity::Role::Witness;
     facts
 }
 
@@ -173,7 +173,7 @@ fn repaired() -> NodeFacts {
     let record = &mut facts.volumes[0].0.record;
     record.placements[1].stage = PlacementStage::Superseded;
     record.add_placement(place(c, "v"));
-    let (_, view) = crate::control::store_view::tests::node(4, "c", true);
+    let (_, view) = crate::samples::node(4, "c", true);
     cluster(&mut facts).nodes.insert(c, view);
     set_alive(&mut facts, B, false);
     facts
@@ -488,7 +488,7 @@ const COPIES: &[Row] = &[
         case: "the node of a copy was taken out for good, and another one can keep a copy",
         facts: || {
             let mut facts = without_node_b();
-            let (c, view) = crate::control::store_view::tests::node(4, "c", true);
+            let (c, view) = crate::samples::node(4, "c", true);
             cluster(&mut facts).nodes.insert(c, view);
             facts
         },
@@ -1002,7 +1002,7 @@ fn reported(change: impl FnOnce(&mut VolumeReport)) -> NodeFacts {
 fn pooled(change: impl FnOnce(&mut engine::PoolReport)) -> NodeFacts {
     let mut facts = alone(open());
     let record = &facts.volumes[0].0.record;
-    let mut pool = pool_status::tests::facts("tank");
+    let mut pool = crate::samples::pool_facts("tank");
     pool.volumes = vec![(record.id, record.name.to_string())];
     change(pool.report.as_mut().unwrap());
     facts.pools = vec![pool];
@@ -1142,7 +1142,7 @@ const DISKS: &[Row] = &[
             let id = facts.volumes[0].0.record.id;
             let mut core = core(id);
             let unserved = block::Access::Unavailable;
-            let mirror = crate::metrics::tests::mirror();
+            let mirror = crate::samples::mirror();
             core.volumes[0].mirror = Some(engine::MirrorReport { access: unserved, ..mirror });
             let age = Duration::from_secs(1);
             core.guests.push(GuestReport { volume: id, socket: "/v.sock".into(), age });

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use api::{Finding, Severity};
+use records::record::VolumeRecord;
 use target::DuplicateName;
 use target::auth_throttle::{AuthMethod, FailingClient};
 
-use super::NodeFacts;
-use super::status::finding;
-use records::record::VolumeRecord;
+use crate::finding;
+use crate::verdict::NodeFacts;
 
-pub(super) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
+pub(crate) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for failing in merge_failing_clients(facts) {
         findings.push(authentication_finding(facts, &failing));
     }
@@ -134,9 +134,9 @@ mod tests {
     use api::Verdict;
     use target::ClientReport;
 
-    use super::super::assess;
-    use super::super::status::tests::{core, facts, open, volume};
     use super::*;
+    use crate::samples::{core, facts, open, volume};
+    use crate::verdict::assess;
 
     fn merge_failing_clients(method: AuthMethod, target: &str) -> FailingClient {
         FailingClient {

@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use api::{Finding, Severity};
 use cluster::etcd_member::ClockLag;
+use cluster::node_membership::node_of_store_member;
 use cluster::nodes::Nodes;
 use cluster::store::etcd::MemberHealth;
 use peer::NodeId;
 
-use super::cluster::node_of_store_member;
-use super::report::NodeReport;
-use super::status::finding;
+use crate::finding;
+use crate::report::NodeReport;
 
 /// The difference from which a finding is reported.
 const REPORT_THRESHOLD: Duration = Duration::from_secs(3);
 
 /// The nodes whose clocks lag, by number, with the lag in seconds.
-pub(super) fn clocks_behind(lags: &[ClockLag], members: &[MemberHealth]) -> BTreeMap<u16, u64> {
+pub fn clocks_behind(lags: &[ClockLag], members: &[MemberHealth]) -> BTreeMap<u16, u64> {
     let node = |id: u64| {
         let health = members.iter().find(|health| health.member.id == id)?;
         node_of_store_member(&health.member.name)
@@ -30,7 +30,7 @@ pub(super) fn clocks_behind(lags: &[ClockLag], members: &[MemberHealth]) -> BTre
 }
 
 /// Findings about the clocks of running nodes.
-pub(super) fn findings(reports: &BTreeMap<NodeId, NodeReport>, nodes: &Nodes) -> Vec<Finding> {
+pub fn findings(reports: &BTreeMap<NodeId, NodeReport>, nodes: &Nodes) -> Vec<Finding> {
     let name =
         |node: NodeId| nodes.get(&node).filter(|view| view.is_alive).map(|v| &*v.record.name);
     let mut findings = Vec::new();
@@ -53,7 +53,7 @@ mod tests {
     use cluster::store::etcd::{MemberInfo, MemberResponse};
 
     use super::*;
-    use crate::control::store_view::tests::node;
+    use crate::samples::node;
 
     fn member(id: u64, name: &str) -> MemberHealth {
         let member = MemberInfo {

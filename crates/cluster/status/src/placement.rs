@@ -6,19 +6,19 @@ use peer::NodeId;
 
 /// A node that may get a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Candidate {
+pub struct Candidate {
     /// The node.
-    pub(super) node: NodeId,
+    pub node: NodeId,
     /// Its name.
-    pub(super) name: String,
+    pub name: String,
     /// Its failure domain.
-    pub(super) failure_domain: String,
+    pub failure_domain: String,
     /// Why it is excluded now, if it is.
-    pub(super) exclusion: Option<&'static str>,
+    pub exclusion: Option<&'static str>,
     /// Free bytes where it keeps volumes, as far as is known.
-    pub(super) free_bytes: u64,
+    pub free_bytes: u64,
     /// Replicas that it keeps.
-    pub(super) replicas: usize,
+    pub replicas: usize,
 }
 
 /// Chooses `count` nodes for a volume that has replicas on `taken`: the named ones, then one after
@@ -27,7 +27,7 @@ pub(super) struct Candidate {
 ///
 /// # Errors
 /// Says which named node is not available, or how many are.
-pub(super) fn choose_nodes(
+pub fn choose_nodes(
     all: &[Candidate],
     taken: &[NodeId],
     named: &[NodeId],
@@ -68,14 +68,14 @@ pub(super) fn choose_nodes(
 }
 
 /// The error when no node can keep one more replica, with the reason for each.
-pub(super) fn no_candidate_text(all: &[Candidate], taken: &[NodeId]) -> String {
+pub(crate) fn no_candidate_text(all: &[Candidate], taken: &[NodeId]) -> String {
     let others = all.iter().filter(|c| !taken.contains(&c.node));
     let why = others.filter_map(|c| Some(format!("{} {}", c.name, c.exclusion?)));
     no_candidate_text_for(&why.collect::<Vec<_>>())
 }
 
 /// The error when no node can keep one more replica, for these reasons.
-pub(super) fn no_candidate_text_for(why: &[String]) -> String {
+pub(crate) fn no_candidate_text_for(why: &[String]) -> String {
     let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join(", ")) };
     format!("no other node can take a replica now{why}")
 }

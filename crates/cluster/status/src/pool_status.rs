@@ -6,15 +6,14 @@ use api::{
     DiskState, Finding, LostBlocks, Pool, PoolCapacity, PoolDisk, PoolName, PoolState, Rebuild,
     Scrub, Severity,
 };
+use engine::{BackingError, LABEL_AREA_BYTES, PoolDiskState, PoolReport, Redundancy};
+use records::pool_records::{KnownDisk, PoolRecord, PoolStage};
 use tokio::time::Instant;
 use uuid::Uuid;
 use wire::plural;
 
-use super::not_serving::WAIT_HINT;
-use super::pools::{PoolObserved, offline_pool_hint};
-use super::status::finding;
-use engine::{self, LABEL_AREA_BYTES, PoolDiskState, PoolReport, Redundancy};
-use records::pool_records::{KnownDisk, PoolRecord, PoolStage};
+use crate::finding;
+use crate::not_serving::WAIT_HINT;
 
 /// Lost ranges of a volume that a finding names.
 const MAX_NAMED_RANGES: usize = 8;
@@ -36,16 +35,16 @@ pub struct PoolFacts {
 
 impl PoolFacts {
     /// Whether it has stopped after it was opened.
-    pub(super) fn has_stopped(&self) -> bool {
+    pub(crate) fn has_stopped(&self) -> bool {
         self.report.as_ref().is_some_and(|report| report.write_error.is_some())
     }
 }
 
 /// When a rebuild was first seen, and how many extents were left then.
-pub(super) type RebuildProgress = Option<(Instant, u64)>;
+pub type RebuildProgress = Option<(Instant, u64)>;
 
 /// Progress of a rebuild with so many extents left. Notes when it starts.
-pub(super) fn rebuild_progress(
+pub fn rebuild_progress(
     progress: &mut RebuildProgress,
     left: u64,
     now: Instant,
@@ -66,7 +65,7 @@ pub(super) fn rebuild_progress(
 }
 
 /// The common name of a RAID level.
-pub(super) fn level_text(level: Redundancy, columns: u16) -> String {
+pub fn level_text(level: Redundancy, columns: u16) -> String {
     match level {
         Redundancy::Copies(1) => "RAID 0".to_owned(),
         Redundancy::Copies(2) if columns == 2 => "RAID 1".to_owned(),
@@ -261,7 +260,7 @@ fn range_texts(blocks: Vec<LostBlocks>, is: &str) -> Vec<String> {
 }
 
 /// A pool as the API shows it.
-pub(super) fn pool_info(facts: &PoolFacts) -> Pool {
+pub fn pool_info(facts: &PoolFacts) -> Pool {
     let PoolFacts { record, report, .. } = facts;
     let report = report.as_ref();
     Pool {
@@ -295,7 +294,7 @@ pub(super) fn pool_info(facts: &PoolFacts) -> Pool {
 }
 
 /// Findings about a pool. In a cluster, other nodes may serve its volumes.
-pub(super) fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<Finding>) {
+pub fn findings(facts: &PoolFacts, in_cluster: bool, findings: &mut Vec<Finding>) {
     let name = &facts.record.name;
     let subject = format!("pool {name}");
     let cut_off = match (facts.volumes.is_empty(), in_cluster) {
@@ -443,75 +442,34 @@ fn error_finding(disk: &engine::PoolDiskReport, report: &PoolReport) -> Option<(
     }
 }
 
+/// State of a pool on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PoolObserved {
+    /// Not opened yet.
+    #[default]
+    Closed,
+    /// Open.
+    Open,
+    /// It failed to open; retried every few seconds.
+    OpenFailed(BackingError),
+}
+
+/// The hint for a pool that is offline.
+pub fn offline_pool_hint(name: &PoolName, error: &BackingError) -> String {
+    let own = error.hint.map(|hint| format!("{hint}; ")).unwrap_or_default();
+    format!(
+        "{own}the node searches for its disks every few seconds. If disks are lost for good: \
+         windrose pool open {name} --without DISK"
+    )
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::time::Duration;
 
     use super::*;
-    use engine::{BackingError, PoolScrubReport, PoolVolumeReport};
-
-    /// A RAID 5 over three disks, with one volume.
-    pub(crate) fn report(name: &str) -> PoolReport {
-        let disk = |member: u16| engine::PoolDiskReport {
-            member_id: member,
-            id: Uuid::from_u128(member.into()),
-            serial: format!("S{member}"),
-            path: Some(format!("/dev/sd{member}").into()),
-            bytes: 1 << 40,
-            extents: 10,
-            extent_capacity: 100,
-            state: PoolDiskState::Active,
-            stale_extents: 0,
-            has_no_target: false,
-            errors_since_s: None,
-            read_errors: 0,
-            write_errors: 0,
-            checksum_errors: 0,
-            repaired_blocks: 0,
-            unrepairable_blocks: 0,
-            is_slow: false,
-            slow_episodes: 0,
-            redirected_reads: 0,
-        };
-        let volume = PoolVolumeReport {
-            id: Uuid::from_u128(9),
-            bytes: 1 << 30,
-            allocated_bytes: 1 << 29,
-            fault_tolerance: Some(1),
-        };
-        PoolReport {
-            id: Uuid::from_u128(7),
-            name: name.into(),
-            redundancy: Redundancy::Parity,
-            columns: 3,
-            strip_bytes: 65536,
-            has_checksums: false,
-            raw_bytes: 3 << 40,
-            usable_bytes: 2 << 40,
-            allocated_bytes: 1 << 29,
-            free_bytes: (2 << 40) - (1 << 29),
-            fault_tolerance: Some(1),
-            disks: vec![disk(0), disk(1), disk(2)],
-            volumes: vec![volume],
-            lost_ranges: Vec::new(),
-            unrepaired_ranges: Vec::new(),
-            unrepaired_truncated: false,
-            stale_extents: 0,
-            scrub: None,
-            write_error: None,
-        }
-    }
-
-    /// A healthy open pool.
-    pub(crate) fn facts(name: &str) -> PoolFacts {
-        PoolFacts {
-            record: records::samples::pool_record(name),
-            observed: PoolObserved::Open,
-            report: Some(report(name)),
-            rebuild: None,
-            volumes: vec![(Uuid::from_u128(9), "web".into())],
-        }
-    }
+    use crate::samples::pool_facts;
+    use engine::PoolScrubReport;
 
     fn told(facts: &PoolFacts) -> Vec<(Severity, String, Option<String>)> {
         let mut all = Vec::new();
@@ -522,7 +480,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_pool_that_is_well_has_nothing_to_say() {
-        let facts = facts("tank");
+        let facts = pool_facts("tank");
         assert_eq!(told(&facts), []);
         let shown = pool_info(&facts);
         assert_eq!((shown.state, shown.level.as_deref()), (PoolState::Online, Some("RAID 5")));
@@ -533,7 +491,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_disk_that_is_out_is_named_with_what_to_do() {
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         let report = facts.report.as_mut().unwrap();
         report.fault_tolerance = Some(0);
         (report.disks[1].state, report.disks[1].path) = (PoolDiskState::Detached, None);
@@ -553,7 +511,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_disk_that_cannot_leave_is_named_with_both_ways_out() {
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         let report = facts.report.as_mut().unwrap();
         (report.disks[1].state, report.disks[1].has_no_target) = (PoolDiskState::Draining, true);
         let (_, message, hint) = &told(&facts)[0];
@@ -566,7 +524,7 @@ pub(crate) mod tests {
 
     #[test]
     fn lost_data_is_named_by_its_volumes() {
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         let report = facts.report.as_mut().unwrap();
         (report.fault_tolerance, report.volumes[0].fault_tolerance) = (None, None);
         let found = told(&facts);
@@ -577,7 +535,7 @@ pub(crate) mod tests {
 
     #[test]
     fn lost_blocks_are_named_by_volume_and_range() {
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         let range = |start: u64| engine::DamagedRange {
             volume: Uuid::from_u128(9),
             offset_bytes: LABEL_AREA_BYTES + start,
@@ -598,7 +556,7 @@ pub(crate) mod tests {
 
     #[test]
     fn blocks_that_could_not_be_repaired_are_named_until_they_are_written() {
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         let (volume, start) = (Uuid::from_u128(9), LABEL_AREA_BYTES + 65536);
         let report = facts.report.as_mut().unwrap();
         report.unrepaired_ranges =
@@ -618,7 +576,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_pool_that_is_offline_says_why_and_what_helps() {
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         facts.report = None;
         facts.observed =
             PoolObserved::OpenFailed(BackingError::refused("pool tank: 2 disks are missing"));
@@ -640,7 +598,7 @@ pub(crate) mod tests {
 
     #[test]
     fn failing_disks_scrubs_and_stops_are_told() {
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         let report = facts.report.as_mut().unwrap();
         report.disks[2].write_errors = 3;
         report.scrub = Some(PoolScrubReport {
@@ -696,7 +654,7 @@ pub(crate) mod tests {
         );
         assert_eq!(rebuild_progress(&mut progress, 0, at(70)), None);
         assert_eq!(progress, None);
-        let mut facts = facts("tank");
+        let mut facts = pool_facts("tank");
         facts.report.as_mut().unwrap().stale_extents = 75;
         facts.rebuild = of(75, 100, Some(150));
         assert_eq!(pool_info(&facts).state, PoolState::Rebuilding);

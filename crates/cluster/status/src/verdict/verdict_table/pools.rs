@@ -3,7 +3,7 @@
 use api::Rebuild;
 
 use super::*;
-use crate::control::pools::PoolObserved;
+use crate::pool_status::PoolObserved;
 use engine::{BackingError, DamagedRange};
 
 /// With a pool that holds its volume, changed by `change`.
