@@ -1,14 +1,10 @@
 //! The node: control plane, REST API, metrics, start and stop.
 //!
-//! * [`anchor`]: protects the data directory from being mistaken for another one.
 //! * [`control`]: the control plane, which executes API requests with the
 //!   [records](records) of volumes and the [engine](engine), which is the data plane.
 //! * [`http`]: the API and the metrics.
 //! * [`node`]: start, run, stop.
 
-pub mod anchor;
-mod certificates;
-mod cluster_membership;
 pub mod control;
 pub mod http;
 pub mod node;

@@ -10,8 +10,6 @@ use tokio_rustls::TlsAcceptor;
 
 use ::cluster::identity::{ClusterIdentity, IdentityError, Role};
 
-use crate::anchor::{self, Anchor, AnchorError, RecordsLocation as Kind};
-use crate::cluster_membership::{ClusterMembership, MembershipError};
 use crate::control::{Control, ControlSettings};
 use crate::http::listen::{self, ListenError, UnixSocket};
 use crate::http::{
@@ -23,6 +21,8 @@ use config::data_dir::{DataDir, DataDirError};
 use config::file_permissions::{PermissionError, TrustedPath};
 use config::{ApiTcp, Config};
 use engine::{Engine, EngineError, NodeDiskOwner, Portals, ReportScope};
+use membership::anchor::{self, Anchor, AnchorError, RecordsLocation as Kind};
+use membership::{ClusterMembership, MembershipError};
 
 /// Why a node did not start; names the setting and the remedy.
 #[derive(Debug, thiserror::Error)]

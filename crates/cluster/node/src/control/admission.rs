@@ -22,12 +22,11 @@ use peer::NodeId;
 use super::cluster::{conflict, join_error, role};
 use super::volume_lifecycle::now_s;
 use super::{Control, store_error};
-use crate::certificates;
-use crate::cluster_membership::ClusterMembership;
 use crate::http::join_endpoint::{CAPACITY, router};
 use crate::http::listen;
 use crate::http::{ApiListener, Server, TlsAcceptorDebug};
 use ::cluster::store::{StoreError, embedded};
+use membership::{ClusterMembership, certificates};
 use status::finding;
 
 /// How often expired tokens and requests are removed, and how soon after the start.

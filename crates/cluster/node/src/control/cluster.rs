@@ -1,14 +1,12 @@
 //! The cluster API: creating, joining, leaving and showing a cluster.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use ::cluster::admission::{self, JoinGrant, JoinRequest, JoinResponse};
 use ::cluster::certificate_authority::CertificateAuthority;
 use ::cluster::identity::{
-    ClusterIdentity, ClusterSecret, LocalStoreMember, MembershipStage, NodeIndex, Role,
-    TransportSecurity,
+    ClusterIdentity, ClusterSecret, MembershipStage, NodeIndex, Role, TransportSecurity,
 };
 use ::cluster::join_token::{JoinToken, ShortId};
 use ::cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS, store_member_name};
@@ -25,19 +23,16 @@ use uuid::Uuid;
 
 use super::admission::NEW_TOKEN_HINT;
 use super::{Control, ControlSettings, join_client, node_removal, store_error};
-use crate::certificates;
-use crate::cluster_membership::{self, ClusterMembership};
 use ::cluster::store::{Entry, StoreError, embedded, store_format};
 use config;
 use config::data_dir;
+use membership::certificates;
+use membership::store_member::{StoreProgramMissing, own_store_member};
+use membership::{ClusterMembership, connect_store};
 use records::record::{self, StoredVolumeRecord, VOLUMES};
 use status::cluster_view::node_argument;
 use status::store_view;
 use wire::plural;
-
-/// Client and peer port of the store members.
-const CLIENT_PORT: u16 = 2379;
-const PEER_PORT: u16 = 2380;
 
 /// Longest wait until other nodes take over from a drained node.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -62,6 +57,11 @@ pub(super) fn join_error(error: &JoinError) -> ApiError {
 pub(super) fn identity_error(error: &impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorCode::Internal, error.to_string())
         .with_hint("the data directory may be full or read-only")
+}
+
+fn store_program_missing(error: &StoreProgramMissing) -> ApiError {
+    let hint = "install it (Debian: etcd-server), or set cluster.store_program to its path";
+    conflict(error.to_string(), hint)
 }
 
 impl Control {
@@ -168,7 +168,8 @@ impl Control {
             let JoinGrant { secret, transport_security: protection, endpoints, .. } = grant;
             let member = runs_member
                 .then(|| own_store_member(&settings.cluster, at, node, &protection))
-                .transpose()?;
+                .transpose()
+                .map_err(|e| store_program_missing(&e))?;
             // Another request may have changed the membership meanwhile.
             control.check_standalone()?;
             control.restart_as(&ClusterIdentity {
@@ -617,38 +618,6 @@ fn cluster_address(settings: &ControlSettings) -> Result<SocketAddr, ApiError> {
     })
 }
 
-/// The store member that this node is to run.
-pub(crate) fn own_store_member(
-    cluster: &config::Cluster,
-    at: SocketAddr,
-    node: NodeId,
-    protection: &TransportSecurity,
-) -> Result<LocalStoreMember, ApiError> {
-    let store = &cluster.store;
-    if !is_installed(&store.program) {
-        let message = format!("{} is not installed", store.program.display());
-        let hint = "install it (Debian: etcd-server), or set cluster.store_program to its path";
-        return Err(conflict(message, hint));
-    }
-    let scheme = protection.scheme();
-    let url = |configured: Option<SocketAddr>, port| {
-        format!("{scheme}://{}", configured.unwrap_or_else(|| SocketAddr::new(at.ip(), port)))
-    };
-    Ok(LocalStoreMember {
-        name: store_member_name(node),
-        peer_url: url(store.peer, PEER_PORT),
-        client_url: url(store.client, CLIENT_PORT),
-    })
-}
-
-fn is_installed(program: &Path) -> bool {
-    if program.is_absolute() {
-        return program.is_file();
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
-}
-
 /// The request with which this node asks to join.
 fn join_request(settings: &ControlSettings, token: &JoinToken, role: Role) -> JoinRequest {
     let config::Cluster { listen, lease, grace, .. } = &settings.cluster;
@@ -708,11 +677,9 @@ impl GrantedJoin {
             data_dir,
         );
         let certificates = certificates.map_err(|e| refused(&e))?;
-        let store = cluster_membership::connect_store(&grant.endpoints, certificates.as_ref())
-            .map_err(|e| {
-                refused(&e)
-                    .with_hint("set cluster.tls_ca, tls_cert and tls_key as at the other nodes")
-            })?;
+        let store = connect_store(&grant.endpoints, certificates.as_ref()).map_err(|e| {
+            refused(&e).with_hint("set cluster.tls_ca, tls_cert and tls_key as at the other nodes")
+        })?;
         Ok(Self { cluster: token.cluster, node: NodeId(grant.node), grant, store })
     }
 
@@ -823,7 +790,8 @@ pub(super) fn first_node_identity(
         ApiError::new(ErrorCode::Internal, "cannot get random bytes from the system")
     })?;
     let (endpoints, member) = if settings.cluster.store.endpoints.is_empty() {
-        let own = own_store_member(&settings.cluster, at, node, &protection)?;
+        let own = own_store_member(&settings.cluster, at, node, &protection)
+            .map_err(|e| store_program_missing(&e))?;
         (vec![own.client_url.clone()], Some(own))
     } else {
         (settings.cluster.store.endpoints.clone(), None)
@@ -925,12 +893,5 @@ mod tests {
         assert_eq!((found("1"), found("node-1"), found("a:2380")), (None, None, None));
         assert_eq!((found("3"), found("node-3")), (Some("node-3"), Some("node-3")));
         assert_eq!((found("d:2380"), found("")), (Some("http://d:2380"), None));
-    }
-
-    #[test]
-    fn programs_are_looked_for_where_a_shell_would() {
-        assert!(is_installed(Path::new("sh")) && is_installed(Path::new("/bin/sh")));
-        assert!(!is_installed(Path::new("no-such-program")));
-        assert!(!is_installed(Path::new("/bin")));
     }
 }

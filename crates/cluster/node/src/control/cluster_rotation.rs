@@ -8,8 +8,8 @@ use api::{ApiError, Cluster, ErrorCode, Finding, Rotation, RotationStage, Severi
 use super::cluster::{conflict, identity_error, renew_protection};
 use super::volume_lifecycle::now_s;
 use super::{Control, store_error};
-use crate::cluster_membership::{ClusterMembership, RotationError};
 use ::cluster::store::StoreError;
+use membership::{ClusterMembership, RotationError};
 use status::finding;
 
 /// Hint while a rotation is in progress.

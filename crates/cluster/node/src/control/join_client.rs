@@ -19,9 +19,9 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::cluster::conflict;
-use crate::certificates;
 use crate::http::join_endpoint::PATH;
 use config;
+use membership::certificates;
 
 /// Time limits for a connection and for an answer. The server delays answers after failed attempts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);

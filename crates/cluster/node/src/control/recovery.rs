@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::cluster::{conflict, first_node_identity, identity_error, renew_protection};
 use super::orphan_images::recovered_mirror_record;
 use super::{Control, store_error};
-use crate::cluster_membership::ClusterMembership;
+use membership::ClusterMembership;
 use records::record::StoredVolumeRecord;
 use status::UNTRUSTED_STORE_HINT;
 use status::recovery_choice::{RecoveryChoice, ReplicaImage, choose_source, plan_volume};

@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::device_stack::{DeviceStack, FileIdentity, PathCheck};
-use crate::anchor;
 use config::Config;
+use membership::anchor;
 
 /// Most nested directories of the data directory that are searched.
 const MAX_DEPTH: usize = 8;

@@ -9,7 +9,7 @@ use status::UNTRUSTED_STORE_HINT;
 use status::startup_wait::{REJOIN_HINT, RETRIES_HINT, StartupWait};
 
 use super::Control;
-use crate::cluster_membership::MembershipError;
+use membership::MembershipError;
 
 /// A wait for `error` to end, described by `what`, at the node `name`.
 pub(super) fn wait_after_error(

@@ -12,8 +12,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use ::cluster::incarnations::ProcessIncarnation;
-use ::cluster::record_file::{self, ReadError};
+use cluster::incarnations::ProcessIncarnation;
+use cluster::record_file::{self, ReadError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use wire::plural;
@@ -39,7 +39,7 @@ const ANCHOR_DIR_SUFFIX: &str = ".anchor";
 /// Where the records of a node are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum RecordsLocation {
+pub enum RecordsLocation {
     /// In its own store, which must be there.
     #[serde(rename = "store")]
     OwnStore,
@@ -115,7 +115,7 @@ struct FilesFound {
 
 /// A data directory that passed the check.
 #[derive(Debug)]
-pub(crate) struct Anchor {
+pub struct Anchor {
     data_dir: PathBuf,
     path: PathBuf,
     files: FilesFound,
@@ -124,7 +124,7 @@ pub(crate) struct Anchor {
 
 /// The anchor file of the data directory at `data_dir`: in `anchor_dir`, else in the directory that
 /// the service manager names, else beside the data directory.
-pub(crate) fn anchor_path(data_dir: &Path, anchor_dir: Option<&Path>) -> PathBuf {
+pub fn anchor_path(data_dir: &Path, anchor_dir: Option<&Path>) -> PathBuf {
     let state_directory = std::env::var_os("STATE_DIRECTORY");
     anchor_path_in(
         data_dir,
@@ -252,7 +252,7 @@ fn read_files(data_dir: &Path, anchor: &Path) -> Result<FilesFound, AnchorError>
 
 impl Anchor {
     /// Checks that the data directory at `data_dir` is the one used before. Changes nothing.
-    pub(crate) fn check(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<Self, AnchorError> {
+    pub fn check(data_dir: &Path, anchor_dir: Option<&Path>) -> Result<Self, AnchorError> {
         let path = anchor_path(data_dir, anchor_dir);
         let found = read_files(data_dir, &path)?;
         let mismatch = |what| AnchorError::Mismatch { path: data_dir.to_owned(), what };
@@ -267,12 +267,12 @@ impl Anchor {
     }
 
     /// Whether the node's own store must already exist.
-    pub(crate) fn requires_own_store(&self) -> bool {
+    pub fn requires_own_store(&self) -> bool {
         self.record.records_location == RecordsLocation::OwnStore
     }
 
     /// Refuses a store older than the one used last.
-    pub(crate) fn check_revision(&self, revision: u64) -> Result<(), AnchorError> {
+    pub fn check_revision(&self, revision: u64) -> Result<(), AnchorError> {
         if self.requires_own_store() && revision < self.record.revision {
             let what = format!(
                 "its store.redb is an older copy: it is at revision {revision}, but was at \
@@ -286,7 +286,7 @@ impl Anchor {
 
     /// Records a start with records of this kind in both files. Returns what is wrong with the
     /// anchor, which does not stop the node; nor does a full file system, once the files exist.
-    pub(crate) fn record_start(
+    pub fn record_start(
         &self,
         records: RecordsLocation,
         revision: u64,

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ::cluster::admission::{self, AdmissionError};
-use ::cluster::credential_rotation::{
+use cluster::admission::{self, AdmissionError};
+use cluster::credential_rotation::{
     self, NodeProgress, OneTimeKey, RotationAction, RotationProgress, RotationRecord, RotationView,
     SealingContext, StoredRotation,
 };
-use ::cluster::etcd_member::InitialClusterState;
-use ::cluster::identity::{
+use cluster::etcd_member::InitialClusterState;
+use cluster::identity::{
     ClusterCredentials, ClusterIdentity, IdentityError, MembershipStage, TransportSecurity,
 };
-use ::cluster::nodes;
-use ::cluster::secrets::{self, RandomnessUnavailable};
-use ::cluster::store::etcd::MemberResponse;
-use ::cluster::store::{MetadataStore, StoreError};
+use cluster::nodes;
+use cluster::secrets::{self, RandomnessUnavailable};
+use cluster::store::etcd::MemberResponse;
+use cluster::store::{MetadataStore, StoreError};
 use peer::NodeId;
 use rt::fault_point::{self, FaultPoint};
 use tokio::sync::Notify;
@@ -38,7 +38,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a step of a rotation failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RotationError {
+pub enum RotationError {
     /// A rotation is in progress.
     #[error("the secret of the cluster is already being replaced")]
     AlreadyInProgress,
@@ -137,18 +137,18 @@ pub(super) struct RotationDriver {
 
 impl ClusterMembership {
     /// The state of a rotation in the store.
-    pub(crate) async fn rotation(&self) -> Result<StoredRotation, StoreError> {
+    pub async fn rotation(&self) -> Result<StoredRotation, StoreError> {
         credential_rotation::read_rotation(&self.store).await
     }
 
     /// Why this node makes no progress in the current rotation.
-    pub(crate) fn rotation_error(&self) -> Option<String> {
+    pub fn rotation_error(&self) -> Option<String> {
         lock(&self.rotation.last_error).clone()
     }
 
     /// Starts a rotation to these credentials; `began_s` is the current time, in seconds since
     /// 1970.
-    pub(crate) async fn begin_rotation(
+    pub async fn begin_rotation(
         &self,
         new: ClusterCredentials,
         began_s: u64,
@@ -181,7 +181,7 @@ impl ClusterMembership {
     }
 
     /// Takes part in rotations while the node is a member.
-    pub(crate) async fn drive_rotation(self: Arc<Self>) {
+    pub async fn drive_rotation(self: Arc<Self>) {
         let mut waiting = WAIT_BACKOFF[0];
         loop {
             let result = self.rotation_step().await;
@@ -419,8 +419,8 @@ fn is_same_kind(new: &TransportSecurity, old: &TransportSecurity) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::certificate_authority::CertificateAuthority;
-    use ::cluster::identity::{ClusterSecret, NodeIndex, Role};
+    use cluster::certificate_authority::CertificateAuthority;
+    use cluster::identity::{ClusterSecret, NodeIndex, Role};
 
     use super::*;
 

@@ -8,11 +8,11 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ::cluster::certificate_authority::{AuthorityError, CertificateAuthority, NodeCertificate};
-use ::cluster::identity::{ClusterIdentity, TransportSecurity};
-use ::cluster::join_token::TrustAnchor;
-use ::cluster::pinned_tls;
-use ::cluster::record_file;
+use cluster::certificate_authority::{AuthorityError, CertificateAuthority, NodeCertificate};
+use cluster::identity::{ClusterIdentity, TransportSecurity};
+use cluster::join_token::TrustAnchor;
+use cluster::pinned_tls;
+use cluster::record_file;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -90,7 +90,7 @@ fn concat_authorities(own: &TransportSecurity, other: Option<&TransportSecurity>
 ///
 /// # Errors
 /// [`CertificateError`].
-pub(crate) fn prepare_certificates(
+pub fn prepare_certificates(
     (protection, other): (&TransportSecurity, Option<&TransportSecurity>),
     name: &str,
     config: &Cluster,
@@ -234,7 +234,7 @@ pub(crate) fn peer_tls(tls: &ClusterTls) -> Result<peer::Tls, CertificateError> 
 ///
 /// # Errors
 /// [`CertificateError::Unusable`].
-pub(crate) fn join_acceptor(
+pub fn join_acceptor(
     protection: &TransportSecurity,
     tls: &ClusterTls,
 ) -> Result<TlsAcceptor, CertificateError> {
@@ -262,7 +262,7 @@ pub(crate) fn join_acceptor(
 ///
 /// # Errors
 /// [`CertificateError`] if the configuration does not fit the cluster, or a file cannot be used.
-pub(crate) fn join_connector(
+pub fn join_connector(
     trust: TrustAnchor,
     config: &Cluster,
 ) -> Result<Option<TlsConnector>, CertificateError> {

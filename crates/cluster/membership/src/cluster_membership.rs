@@ -7,19 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ::cluster::etcd_member::{
-    self, ClockLag, EtcdMemberConfig, EtcdSupervisor, InitialClusterState,
-};
-use ::cluster::identity::{ClusterIdentity, IdentityError, LocalStoreMember, MembershipStage};
-use ::cluster::incarnations::{self, ClaimOutcome, ProcessIncarnation};
-use ::cluster::mirror_records::MirrorRecords;
-use ::cluster::node_membership::{self, JoinError, store_member_name};
-use ::cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
-use ::cluster::store::embedded::EmbeddedStore;
-use ::cluster::store::etcd::{
-    EtcdSettings, EtcdStore, EtcdTls, LeasedKey, MemberHealth, MemberInfo,
-};
-use ::cluster::store::{Change, MetadataStore, Precondition, StoreError, store_format};
+use cluster::etcd_member::{self, ClockLag, EtcdMemberConfig, EtcdSupervisor, InitialClusterState};
+use cluster::identity::{ClusterIdentity, IdentityError, LocalStoreMember, MembershipStage};
+use cluster::incarnations::{self, ClaimOutcome, ProcessIncarnation};
+use cluster::mirror_records::MirrorRecords;
+use cluster::node_membership::{self, JoinError, store_member_name};
+use cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
+use cluster::store::embedded::EmbeddedStore;
+use cluster::store::etcd::{EtcdSettings, EtcdStore, EtcdTls, LeasedKey, MemberHealth, MemberInfo};
+use cluster::store::{Change, MetadataStore, Precondition, StoreError, store_format};
 use peer::NodeId;
 use rt::fault_point::{self, FaultPoint};
 use tokio::sync::watch;
@@ -29,13 +25,14 @@ use uuid::Uuid;
 
 use crate::anchor::{self, AnchorError};
 use crate::certificates::{self, CertificateError};
-use crate::control::{SecretsError, move_keys_to_cluster, own_store_member};
+use crate::secret_keys::{SecretsError, move_keys_to_cluster};
+use crate::store_member::own_store_member;
 use config::data_dir::{DataDir, DataDirError};
 use config::{self, ClusterTls, Config};
 use engine::Portals;
 use engine::joined_cluster::JoinedCluster;
 use rotation_driver::CredentialsInUse;
-pub(crate) use rotation_driver::RotationError;
+pub use rotation_driver::RotationError;
 use status::report::report_key;
 
 /// Heartbeat interval of the leader of the store.
@@ -127,7 +124,7 @@ impl From<StoreError> for MembershipError {
 }
 
 /// The result of all steps.
-pub(crate) enum MembershipOutcome {
+pub enum MembershipOutcome {
     /// A member of the cluster; the tasks keep its data current.
     Member(Box<JoinedCluster>, JoinSet<()>),
     /// A standalone node, after its restart.
@@ -164,7 +161,7 @@ impl StoreMemberVacancy {
 }
 
 /// A node's membership in a cluster.
-pub(crate) struct ClusterMembership {
+pub struct ClusterMembership {
     data_dir: Arc<DataDir>,
     name: String,
     config: config::Cluster,
@@ -205,7 +202,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Connects to the store at `endpoints`.
-pub(crate) fn connect_store(
+pub fn connect_store(
     endpoints: &[String],
     tls: Option<&ClusterTls>,
 ) -> Result<EtcdStore, StoreError> {
@@ -238,7 +235,7 @@ fn millis(time: Duration) -> u64 {
 impl ClusterMembership {
     /// The membership that `identity` describes. Opens the standalone store in `data_dir` if its
     /// records have yet to move.
-    pub(crate) fn new(
+    pub fn new(
         config: &Config,
         data_dir: Arc<DataDir>,
         identity: ClusterIdentity,
@@ -284,32 +281,32 @@ impl ClusterMembership {
     }
 
     /// The cluster's store.
-    pub(crate) fn store(&self) -> &EtcdStore {
+    pub fn store(&self) -> &EtcdStore {
         &self.store
     }
 
     /// Its certificates for other nodes and the store; `None` in a plain-text cluster.
-    pub(crate) fn certificates(&self) -> Option<&ClusterTls> {
+    pub fn certificates(&self) -> Option<&ClusterTls> {
         self.certificates.as_ref()
     }
 
     /// The node's current identity in the cluster.
-    pub(crate) fn identity(&self) -> ClusterIdentity {
+    pub fn identity(&self) -> ClusterIdentity {
         self.identity.borrow().clone()
     }
 
     /// Watches the node's identity.
-    pub(crate) fn watch_identity(&self) -> watch::Receiver<ClusterIdentity> {
+    pub fn watch_identity(&self) -> watch::Receiver<ClusterIdentity> {
         self.identity.subscribe()
     }
 
     /// Whether the nodes run the store members, rather than an external etcd.
-    pub(crate) fn runs_own_store(&self) -> bool {
+    pub fn runs_own_store(&self) -> bool {
         self.config.store.endpoints.is_empty()
     }
 
     /// Changes the node's identity; writes the file first.
-    pub(crate) fn update_identity(
+    pub fn update_identity(
         &self,
         change: impl FnOnce(&mut ClusterIdentity),
     ) -> Result<ClusterIdentity, IdentityError> {
@@ -329,7 +326,7 @@ impl ClusterMembership {
     }
 
     /// Removes the node's identity in the cluster, without informing other nodes.
-    pub(crate) fn forget_cluster(&self) -> Result<(), IdentityError> {
+    pub fn forget_cluster(&self) -> Result<(), IdentityError> {
         let path = self.data_dir.path();
         anchor::clear_records_location(path)
             .map_err(|why| IdentityError::Io { path: path.to_owned(), why })?;
@@ -340,10 +337,7 @@ impl ClusterMembership {
 
     /// Makes the node the first of the new cluster `next` at its next restart, and stops its member
     /// of the old store for good, archiving its data.
-    pub(crate) async fn move_to_new_cluster(
-        &self,
-        next: &ClusterIdentity,
-    ) -> Result<(), MembershipError> {
+    pub async fn move_to_new_cluster(&self, next: &ClusterIdentity) -> Result<(), MembershipError> {
         self.is_store_member_retired.store(true, Ordering::Release);
         self.stop().await;
         self.data_dir.archive_store_member(self.identity().cluster)?;
@@ -354,7 +348,7 @@ impl ClusterMembership {
     }
 
     /// Takes the remaining steps. Call it again after an error.
-    pub(crate) async fn advance_stage(&self) -> Result<MembershipOutcome, MembershipError> {
+    pub async fn advance_stage(&self) -> Result<MembershipOutcome, MembershipError> {
         loop {
             let identity = self.identity();
             match identity.stage {
@@ -370,7 +364,7 @@ impl ClusterMembership {
     }
 
     /// Explains an error, with the remedy if one is known.
-    pub(crate) fn explain_error(&self, error: &MembershipError) -> String {
+    pub fn explain_error(&self, error: &MembershipError) -> String {
         let text = error.to_string();
         if let Some((_, meaning)) =
             TRANSIENT_ETCD_ERRORS.iter().find(|(pattern, _)| text.contains(pattern))
@@ -671,7 +665,7 @@ impl ClusterMembership {
     }
 
     /// Waits until another process holds the node; returns that process and this one.
-    pub(crate) async fn wait_replaced(&self) -> (ProcessIncarnation, ProcessIncarnation) {
+    pub async fn wait_replaced(&self) -> (ProcessIncarnation, ProcessIncarnation) {
         let mut replaced_by = self.replaced_by.subscribe();
         let other =
             replaced_by.wait_for(Option::is_some).await.ok().and_then(|other| other.clone());
@@ -683,7 +677,7 @@ impl ClusterMembership {
     }
 
     /// A copy of the node that tried to claim it recently.
-    pub(crate) fn rival(&self) -> Option<ProcessIncarnation> {
+    pub fn rival(&self) -> Option<ProcessIncarnation> {
         let rival = lock(&self.rival);
         rival
             .as_ref()
@@ -692,22 +686,22 @@ impl ClusterMembership {
     }
 
     /// Health of the store members at the last check; empty before the first.
-    pub(crate) fn store_health(&self) -> Vec<MemberHealth> {
+    pub fn store_health(&self) -> Vec<MemberHealth> {
         lock(&self.store_health).clone()
     }
 
     /// Why the store member of this node does not keep running.
-    pub(crate) fn store_member_error(&self) -> Option<String> {
+    pub fn store_member_error(&self) -> Option<String> {
         lock(&self.supervisor).as_ref().and_then(EtcdSupervisor::last_failure)
     }
 
     /// Store members whose clocks are behind this node's, according to its own member.
-    pub(crate) fn store_members_behind(&self) -> Vec<ClockLag> {
+    pub fn store_members_behind(&self) -> Vec<ClockLag> {
         lock(&self.supervisor).as_ref().map(EtcdSupervisor::clock_lags).unwrap_or_default()
     }
 
     /// Checks the health of the store members.
-    pub(crate) async fn refresh_store_health(&self) -> Vec<MemberHealth> {
+    pub async fn refresh_store_health(&self) -> Vec<MemberHealth> {
         let known = self.store_health();
         let health = self.store.health(&known, self.runs_own_store()).await;
         lock(&self.store_health).clone_from(&health);
@@ -715,7 +709,7 @@ impl ClusterMembership {
     }
 
     /// Checks the health of the store members regularly, while the node is a member.
-    pub(crate) async fn poll_store_health(self: Arc<Self>) {
+    pub async fn poll_store_health(self: Arc<Self>) {
         loop {
             self.refresh_store_health().await;
             tokio::time::sleep(HEALTH_POLL).await;
@@ -724,7 +718,7 @@ impl ClusterMembership {
 
     /// Keeps the endpoints of the store members current, in memory and in the identity file, and
     /// runs a store member here if the store lacks one. Runs while the node is a member.
-    pub(crate) async fn maintain_store_members(self: Arc<Self>) {
+    pub async fn maintain_store_members(self: Arc<Self>) {
         let (mut vacancy, mut logged) = (StoreMemberVacancy::default(), String::new());
         loop {
             let mut pause = MEMBER_POLL;
@@ -861,7 +855,7 @@ impl ClusterMembership {
     }
 
     /// Withdraws the node's alive key and stops the store member.
-    pub(crate) async fn stop(&self) {
+    pub async fn stop(&self) {
         lock(&self.alive_announcement).take();
         self.stop_store_member().await;
     }
