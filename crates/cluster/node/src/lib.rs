@@ -2,11 +2,11 @@
 //!
 //! * [`control`]: the control plane, which executes API requests with the
 //!   [records](records) of volumes and the [engine](engine), which is the data plane.
-//! * [`http`]: the API and the metrics.
+//! * [`rest`]: the API and the metrics.
 //! * [`node`]: start, run, stop.
 
 pub mod control;
-pub mod http;
 pub mod node;
+pub mod rest;
 
 pub use node::{Node, StartError};

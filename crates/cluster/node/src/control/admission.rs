@@ -17,15 +17,15 @@ use api::{
     ApiError, CreateTokenRequest, CreatedToken, ErrorCode, Finding, JoinInfo, JoinList, NodeRole,
     Severity, TokenInfo, TokenList,
 };
+use axum::body::Bytes;
 use peer::NodeId;
 
 use super::cluster::{conflict, join_error, role};
 use super::volume_lifecycle::now_s;
 use super::{Control, store_error};
-use crate::http::join_endpoint::{CAPACITY, router};
-use crate::http::listen;
-use crate::http::{ApiListener, Server, TlsAcceptorDebug};
 use ::cluster::store::{StoreError, embedded};
+use http_server::join_endpoint::{self, CAPACITY};
+use http_server::{ApiListener, Server, TlsAcceptorDebug, listen};
 use membership::{ClusterMembership, certificates};
 use status::finding;
 
@@ -249,8 +249,14 @@ impl Control {
                 ApiListener::Tls(listener, TlsAcceptorDebug(acceptor.map_err(|e| e.to_string())?))
             }
         };
+        let control = self.clone();
+        let admit = move |body: Bytes, from| {
+            let control = control.clone();
+            async move { control.admit_node(&body, from).await }
+        };
         let mut server = Server::default();
-        server.serve_on(api_listener, router(self), CAPACITY);
+        let router = join_endpoint::router(self.api_auth_failures(), admit);
+        server.serve_on(api_listener, router, CAPACITY);
         Ok(server)
     }
 

@@ -19,8 +19,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::cluster::conflict;
-use crate::http::join_endpoint::PATH;
 use config;
+use http_server::join_endpoint::PATH;
 use membership::certificates;
 
 /// Time limits for a connection and for an answer. The server delays answers after failed attempts.

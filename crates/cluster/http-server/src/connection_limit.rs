@@ -38,7 +38,7 @@ impl ConnectionLimits {
 
 /// Admits connections up to the limits.
 #[derive(Debug)]
-pub(super) struct ConnectionLimiter {
+pub(crate) struct ConnectionLimiter {
     capacity: ConnectionLimits,
     connections: Mutex<Connections>,
     freed: Notify,
@@ -62,7 +62,7 @@ struct TrackedConnection {
 
 /// Admission of one connection, released on drop.
 #[derive(Debug)]
-pub(super) struct ConnectionPermit {
+pub(crate) struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
     id: u64,
     is_authenticated: Arc<AtomicBool>,
@@ -70,13 +70,13 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionLimiter {
-    pub(super) fn new(capacity: ConnectionLimits) -> Arc<Self> {
+    pub(crate) fn new(capacity: ConnectionLimits) -> Arc<Self> {
         let (connections, freed) = (Mutex::default(), Notify::new());
         Arc::new(Self { capacity, connections, freed })
     }
 
     /// Admits a connection; waits while the limit is reached by connections that cannot be evicted.
-    pub(super) async fn acquire(self: &Arc<Self>, from: Option<IpAddr>) -> ConnectionPermit {
+    pub(crate) async fn acquire(self: &Arc<Self>, from: Option<IpAddr>) -> ConnectionPermit {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
@@ -164,12 +164,12 @@ impl Connections {
 
 impl ConnectionPermit {
     /// The flag to set once the connection has authenticated.
-    pub(super) fn authenticated_flag(&self) -> Arc<AtomicBool> {
+    pub(crate) fn authenticated_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_authenticated)
     }
 
     /// Waits until the connection is evicted.
-    pub(super) async fn wait_evicted(&self) {
+    pub(crate) async fn wait_evicted(&self) {
         self.evict.notified().await;
     }
 }

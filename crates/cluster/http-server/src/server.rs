@@ -19,9 +19,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
-use super::ApiClient;
-use super::connection_limit::{ConnectionLimiter, ConnectionLimits};
-use super::listen::UnixSocket;
+use crate::ApiClient;
+use crate::connection_limit::{ConnectionLimiter, ConnectionLimits};
+use crate::listen::UnixSocket;
 
 /// Time limit for the head of a request, and for the pause between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);

@@ -18,11 +18,11 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A request to an endpoint.
 #[derive(Debug)]
-pub(super) struct ApiRequest<E: Endpoint> {
+pub struct ApiRequest<E: Endpoint> {
     name: Option<String>,
     flags: Vec<QueryFlag>,
     /// The body.
-    pub(super) body: E::Body,
+    pub body: E::Body,
 }
 
 impl<E: Endpoint> ApiRequest<E> {
@@ -30,7 +30,7 @@ impl<E: Endpoint> ApiRequest<E> {
     ///
     /// # Errors
     /// [`ErrorCode::InvalidRequest`] or [`ErrorCode::TooLarge`], naming what is wrong.
-    pub(super) async fn read(request: Request) -> Result<Self, ApiError> {
+    pub(crate) async fn read(request: Request) -> Result<Self, ApiError> {
         let (mut parts, body) = request.into_parts();
         let name = name(&mut parts).await?;
         let checked = match &name {
@@ -51,7 +51,7 @@ impl<E: Endpoint> ApiRequest<E> {
     ///
     /// # Errors
     /// [`ErrorCode::InvalidRequest`] when the path names none.
-    pub(super) fn volume_name(&self) -> Result<VolumeName, ApiError> {
+    pub fn volume_name(&self) -> Result<VolumeName, ApiError> {
         let name = self.name.as_ref();
         let name = name.ok_or_else(|| invalid("the path contains no volume name".to_owned()))?;
         name.parse().map_err(|e| in_path(&e))
@@ -61,14 +61,14 @@ impl<E: Endpoint> ApiRequest<E> {
     ///
     /// # Errors
     /// [`ErrorCode::InvalidRequest`] when the path names none.
-    pub(super) fn pool_name(&self) -> Result<PoolName, ApiError> {
+    pub fn pool_name(&self) -> Result<PoolName, ApiError> {
         let name = self.name.as_ref();
         let name = name.ok_or_else(|| invalid("the path contains no pool name".to_owned()))?;
         name.parse().map_err(|e| in_path(&e))
     }
 
     /// Whether a flag is set.
-    pub(super) fn flag(&self, flag: QueryFlag) -> bool {
+    pub fn flag(&self, flag: QueryFlag) -> bool {
         self.flags.iter().any(|f| f.name == flag.name)
     }
 }

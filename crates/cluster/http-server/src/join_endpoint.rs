@@ -1,33 +1,34 @@
 //! The endpoint where nodes with a token join the cluster (RFD 0038, 2.3); all else is answered by
 //! 401.
 
+use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ::cluster::admission::{JoinResponse, MAX_MESSAGE_LEN};
 use api::{ApiError, ErrorCode};
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use cluster::admission::{JoinResponse, MAX_MESSAGE_LEN};
 use http_body_util::{BodyExt, Limited};
-use target::auth_throttle::{AttemptDecision, AuthMethod};
+use target::auth_throttle::{AttemptDecision, AuthMethod, AuthThrottle};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::ApiClient;
-use super::api_token::lock;
-use super::connection_limit::ConnectionLimits;
-use crate::control::Control;
+use crate::ApiClient;
+use crate::api_token::lock;
+use crate::connection_limit::ConnectionLimits;
 
 /// Path of a join request.
-pub(crate) const PATH: &str = "/v1/join";
+pub const PATH: &str = "/v1/join";
 
 /// Limits: 16 unauthenticated connections, 4 of them from one address, each for as long as a wrong
 /// token may have to wait.
-pub(crate) const CAPACITY: ConnectionLimits = ConnectionLimits {
+pub const CAPACITY: ConnectionLimits = ConnectionLimits {
     max_total: 64,
     max_unauthenticated: 16,
     max_unauthenticated_per_address: 4,
@@ -37,14 +38,18 @@ pub(crate) const CAPACITY: ConnectionLimits = ConnectionLimits {
 /// Time limit for the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The router of the endpoint.
-pub(crate) fn router(control: &Control) -> Router {
-    let control = control.clone();
+/// The router of the endpoint. `admit` gets the body of a request and the address of the client,
+/// and decides; `throttle` delays addresses that present no valid token.
+pub fn router<F, Fut>(throttle: Arc<Mutex<AuthThrottle>>, admit: F) -> Router
+where
+    F: Fn(Bytes, IpAddr) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Result<JoinResponse, ApiError>> + Send + 'static,
+{
     let join = move |request: Request| {
-        let control = control.clone();
-        async move { handle_join(&control, request).await }
+        let (throttle, admit) = (Arc::clone(&throttle), admit.clone());
+        async move { handle_join(&throttle, admit, request).await }
     };
-    let unauthorized = || async { super::error_response(&token_required()) };
+    let unauthorized = || async { crate::error_response(&token_required()) };
     Router::new()
         .route(PATH, post(join))
         .fallback(unauthorized)
@@ -59,14 +64,17 @@ fn token_required() -> ApiError {
     .with_hint("make a token at a node of the cluster: windrose cluster token")
 }
 
-async fn handle_join(control: &Control, request: Request) -> Response {
+async fn handle_join<F, Fut>(throttle: &Mutex<AuthThrottle>, admit: F, request: Request) -> Response
+where
+    F: Fn(Bytes, IpAddr) -> Fut,
+    Fut: Future<Output = Result<JoinResponse, ApiError>>,
+{
     let peer = request.extensions().get::<ApiClient>().cloned();
     let from = peer.as_ref().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.address.ip());
     let source = (from, AuthMethod::Join, "");
-    let throttle = control.api_auth_failures();
     // Decide before reading anything that the client sends.
     let decision = {
-        let mut throttle = lock(&throttle);
+        let mut throttle = lock(throttle);
         let no_failures = throttle.has_no_recent_failure(source);
         if no_failures {
             AttemptDecision::Now
@@ -79,7 +87,7 @@ async fn handle_join(control: &Control, request: Request) -> Response {
         AttemptDecision::At(at) => sleep_until(at).await,
         AttemptDecision::Refused => {
             let message = "too many requests without a valid token from this address";
-            return super::error_response(
+            return crate::error_response(
                 &ApiError::new(ErrorCode::Unauthorized, message)
                     .with_hint("try again in a few seconds"),
             );
@@ -87,11 +95,11 @@ async fn handle_join(control: &Control, request: Request) -> Response {
     }
     let body = Limited::new(request.into_body(), MAX_MESSAGE_LEN).collect();
     let Ok(Ok(body)) = timeout(BODY_TIMEOUT, body).await else {
-        return super::error_response(&token_required());
+        return crate::error_response(&token_required());
     };
-    match control.admit_node(&body.to_bytes(), from).await {
+    match admit(body.to_bytes(), from).await {
         Ok(answer) => {
-            lock(&throttle).record_success(source);
+            lock(throttle).record_success(source);
             if let Some(peer) = peer {
                 peer.is_authenticated.store(true, Ordering::Relaxed);
             }
@@ -99,7 +107,7 @@ async fn handle_join(control: &Control, request: Request) -> Response {
         }
         Err(error) => {
             if error.code == ErrorCode::Unauthorized {
-                let line = lock(&throttle).record_failure(Instant::now(), source, "");
+                let line = lock(throttle).record_failure(Instant::now(), source, "");
                 if let Some(line) = line {
                     tracing::warn!(
                         peer = %from, times = line.times, others_not_logged = line.unlogged,
@@ -107,9 +115,9 @@ async fn handle_join(control: &Control, request: Request) -> Response {
                     );
                 }
             } else {
-                lock(&throttle).record_abandoned(source);
+                lock(throttle).record_abandoned(source);
             }
-            super::error_response(&error)
+            crate::error_response(&error)
         }
     }
 }

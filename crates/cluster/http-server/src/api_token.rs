@@ -17,7 +17,7 @@ use subtle::ConstantTimeEq;
 use target::auth_throttle::{AttemptDecision, AuthMethod, AuthThrottle};
 use tokio::time::{Instant, sleep_until};
 
-use super::ApiClient;
+use crate::ApiClient;
 
 /// Shortest token, in bytes.
 const MIN_TOKEN_LEN: usize = 16;
@@ -84,11 +84,7 @@ impl Token {
 
     /// The router for clients that send the token. Addresses that sent wrong tokens must wait
     /// before the next attempt; other addresses need not.
-    pub(crate) fn require_token(
-        self,
-        router: Router,
-        throttle: Arc<Mutex<AuthThrottle>>,
-    ) -> Router {
+    pub fn require_token(self, router: Router, throttle: Arc<Mutex<AuthThrottle>>) -> Router {
         router.layer(from_fn(move |request: Request, next: Next| {
             let (token, throttle) = (self.clone(), Arc::clone(&throttle));
             async move {
@@ -130,12 +126,12 @@ impl Token {
 const TOO_MANY_ATTEMPTS: &str = "too many requests without a valid token from this address: try \
     again in a few seconds";
 
-pub(super) fn lock(throttle: &Mutex<AuthThrottle>) -> MutexGuard<'_, AuthThrottle> {
+pub(crate) fn lock(throttle: &Mutex<AuthThrottle>) -> MutexGuard<'_, AuthThrottle> {
     throttle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn unauthorized(why: &str) -> Response {
-    let mut response = super::error_response(
+    let mut response = crate::error_response(
         &ApiError::new(ErrorCode::Unauthorized, why)
             .with_hint("send Authorization: Bearer TOKEN (`windrose --token-file FILE`)"),
     );

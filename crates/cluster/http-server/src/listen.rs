@@ -28,7 +28,7 @@ pub struct ListenError {
 /// A listening Unix socket. Dropping it removes its file.
 #[derive(Debug)]
 pub struct UnixSocket {
-    pub(super) listener: UnixListener,
+    pub(crate) listener: UnixListener,
     path: PathBuf,
 }
 
