@@ -10,13 +10,13 @@ use tokio_rustls::TlsAcceptor;
 
 use ::cluster::identity::{ClusterIdentity, IdentityError, Role};
 
-use crate::control::{Control, ControlSettings};
 use crate::rest;
 use ::cluster::store::StoreError;
 use ::cluster::store::embedded::EmbeddedStore;
 use config::data_dir::{DataDir, DataDirError};
 use config::file_permissions::{PermissionError, TrustedPath};
 use config::{ApiTcp, Config};
+use control::{Control, ControlSettings};
 use engine::{Engine, EngineError, NodeDiskOwner, Portals, ReportScope};
 use http_server::listen::{self, ListenError, UnixSocket};
 use http_server::{

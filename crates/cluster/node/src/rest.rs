@@ -21,7 +21,7 @@ use engine::ReportScope;
 use http_server::{add_endpoint, error_response, json_response};
 use status::metrics;
 
-use crate::control::Control;
+use control::Control;
 
 /// The API of a node.
 pub fn router(control: &Control) -> Router {

@@ -19,7 +19,7 @@ use cluster::store::{
 };
 use config::data_dir::DataDir;
 use engine::{Engine, NodeDiskOwner};
-use node::control::{Control, ControlSettings};
+use control::{Control, ControlSettings};
 use tokio::time::Instant;
 
 /// A store that fails at a commit, as if the process had ended there.

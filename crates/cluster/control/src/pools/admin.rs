@@ -13,8 +13,8 @@ use peer::NodeId;
 use uuid::Uuid;
 
 use super::{KnownPool, candidate_paths, pool_not_found};
-use crate::control::Control;
-use crate::control::device_stack::{FileIdentity, PathCheck};
+use crate::Control;
+use crate::device_stack::{FileIdentity, PathCheck};
 use engine::{self, BackingError, NewDisk, NewPool, PoolDiskState, PoolReport, Redundancy};
 use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
 use records::record::VolumeRecord;
@@ -113,19 +113,13 @@ impl Control {
 
     /// Fails for the node's own files, and for files and devices in use by a volume of this node or
     /// another pool.
-    pub(in crate::control) async fn check_unused_paths(
-        &self,
-        paths: Vec<PathBuf>,
-    ) -> Result<(), ApiError> {
+    pub(crate) async fn check_unused_paths(&self, paths: Vec<PathBuf>) -> Result<(), ApiError> {
         self.check_paths_unused_by(paths, self.path_users(|_| true)).await
     }
 
     /// The same, just before a replica is made here, whichever node got the request. The place of
     /// another volume that is not created yet counts as free.
-    pub(in crate::control) async fn check_backing_usable(
-        &self,
-        record: &VolumeRecord,
-    ) -> Result<(), ApiError> {
+    pub(crate) async fn check_backing_usable(&self, record: &VolumeRecord) -> Result<(), ApiError> {
         let path =
             record.placement(self.this_node()).and_then(|placement| placement.backing.path());
         let Some(path) = path else { return Ok(()) };
@@ -156,7 +150,7 @@ impl Control {
     }
 
     /// Files and devices that records of this node name.
-    pub(in crate::control) fn used_paths(&self) -> Vec<PathBuf> {
+    pub(crate) fn used_paths(&self) -> Vec<PathBuf> {
         self.path_users(|_| true).into_iter().map(|(path, _)| path).collect()
     }
 

@@ -2,7 +2,7 @@
 //! with them.
 //!
 //! A pool belongs to this node alone, and the store does not know it: its record is in the data
-//! directory ([`crate::pools`]), written before its disks are touched.
+//! directory ([`records::pool_records`]), written before its disks are touched.
 
 mod admin;
 mod import;

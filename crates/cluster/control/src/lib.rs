@@ -214,7 +214,7 @@ impl Control {
 
     /// Creates the control plane of a node that is, or becomes, a member of a cluster.
     #[must_use]
-    pub(crate) fn in_cluster(
+    pub fn in_cluster(
         settings: ControlSettings,
         engine: Engine,
         membership: ClusterMembership,
@@ -224,7 +224,8 @@ impl Control {
     }
 
     /// Throttles clients that present no valid token.
-    pub(crate) fn api_auth_failures(&self) -> Arc<std::sync::Mutex<AuthThrottle>> {
+    #[must_use]
+    pub fn api_auth_failures(&self) -> Arc<std::sync::Mutex<AuthThrottle>> {
         Arc::clone(&self.0.api_auth_failures)
     }
 

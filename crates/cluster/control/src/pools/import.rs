@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::admin::{check_paths, conflict, pool_error, record_write_error};
 use super::{KnownPool, candidate_paths};
-use crate::control::Control;
+use crate::Control;
 use engine::{ImageLocation, PoolDiskSeen};
 use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
 use status::pool_status::{PoolObserved, offline_pool_hint};
