@@ -83,7 +83,7 @@ impl Control {
                 "set cluster.listen in the configuration of this node and restart it",
             ));
         }
-        let made_by = self.0.settings.name.clone();
+        let made_by = self.0.context.settings.name.clone();
         let new = NewToken { role, lifetime_s, uses, requires_approval, created_by: made_by };
         let now = now_s();
         let made = admission::create_token(membership.store(), now, &new).await;
@@ -143,7 +143,7 @@ impl Control {
     /// ended; [`ErrorCode::InvalidRequest`] for a malformed identifier.
     pub async fn decide_join(&self, id: &str, approve: bool) -> Result<JoinList, ApiError> {
         let (membership, id) = (self.require_membership()?, parse_id(id)?);
-        let name = &self.0.settings.name;
+        let name = &self.0.context.settings.name;
         let decided =
             admission::approve_or_refuse(membership.store(), now_s(), id, approve, name).await;
         decided.map_err(|e| admission_error(&e))?;
@@ -208,7 +208,7 @@ impl Control {
     /// Accepts join requests for as long as this node is a member.
     pub(super) async fn serve_joins(self) {
         let (Some(membership), Some(at)) =
-            (self.0.cluster_membership.clone(), self.0.settings.cluster.join)
+            (self.0.context.cluster_membership.clone(), self.0.context.settings.cluster.join)
         else {
             return;
         };
@@ -270,7 +270,7 @@ impl Control {
 
     /// Removes expired tokens and requests, for as long as this node is a member.
     pub(super) async fn clean_up_admission(self) {
-        let Some(membership) = self.0.cluster_membership.clone() else { return };
+        let Some(membership) = self.0.context.cluster_membership.clone() else { return };
         tokio::time::sleep(FIRST_CLEANUP_DELAY).await;
         loop {
             if let Err(error) = admission::remove_expired(membership.store(), now_s()).await {

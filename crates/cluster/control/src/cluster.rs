@@ -67,12 +67,12 @@ fn store_program_missing(error: &StoreProgramMissing) -> ApiError {
 impl Control {
     /// Returns the cluster as this node sees it.
     pub async fn get_cluster(&self) -> Cluster {
-        let Some(membership) = &self.0.cluster_membership else { return standalone() };
+        let Some(membership) = &self.0.context.cluster_membership else { return standalone() };
         let identity = membership.identity();
         let mut nodes = self.joined_cluster().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
         let mut stale_reason = None;
         if self.joined_cluster().is_some() {
-            match nodes::list_alive(&*self.0.meta).await {
+            match nodes::list_alive(&*self.0.context.meta).await {
                 Ok(alive) => {
                     nodes.iter_mut().for_each(|(n, view)| view.is_alive = alive.contains(n));
                 }
@@ -86,7 +86,7 @@ impl Control {
             }
         };
         let nodes = nodes.values().map(node_info).collect();
-        let waits_for = self.startup_wait_reason();
+        let waits_for = self.0.context.startup_wait_reason();
         let rotation = match self.get_rotation().await {
             Ok(rotation) => rotation,
             Err(error) => {
@@ -99,7 +99,7 @@ impl Control {
 
     /// Whether the cluster was formed without certificates.
     pub(super) fn is_plaintext_cluster(&self) -> bool {
-        let membership = self.0.cluster_membership.as_ref();
+        let membership = self.0.context.cluster_membership.as_ref();
         membership.is_some_and(|membership| {
             membership.identity().transport_security == TransportSecurity::PlainText
         })
@@ -112,7 +112,7 @@ impl Control {
     pub async fn init_cluster(&self, ask: InitClusterRequest) -> Result<Cluster, ApiError> {
         let control = self.clone();
         self.run_to_completion(async move {
-            let settings = &control.0.settings;
+            let settings = &control.0.context.settings;
             control.check_standalone()?;
             let protection = choose_protection(settings, ask.insecure)?;
             control.restart_as(&first_node_identity(settings, NodeId(1), protection)?)
@@ -136,12 +136,13 @@ impl Control {
         };
         let control = self.clone();
         self.run_to_completion(async move {
-            let settings = &control.0.settings;
+            let settings = &control.0.context.settings;
             control.check_standalone_for(Some(&token))?;
             let at = cluster_address(settings)?;
             // Held until the join ends: no volume is created after the check below.
-            let _none = control.0.creation_lock.try_write().map_err(|_| busy_creating())?;
-            let (volumes, _) = control.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+            let _none = control.0.context.creation_lock.try_write().map_err(|_| busy_creating())?;
+            let (volumes, _) =
+                control.0.context.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
             if !volumes.is_empty() {
                 let message =
                     format!("this node has {} of its own", plural(volumes.len(), "volume"));
@@ -190,7 +191,7 @@ impl Control {
 
     /// Stores the new identity of this node, and restarts its services.
     fn restart_as(&self, identity: &ClusterIdentity) -> Result<Cluster, ApiError> {
-        let path = data_dir::identity_path_in(&self.0.settings.data_dir);
+        let path = data_dir::identity_path_in(&self.0.context.settings.data_dir);
         identity.write(&path).map_err(|e| identity_error(&e))?;
         let joins = identity.stage == MembershipStage::Joining;
         fault_point::reach(if joins {
@@ -200,7 +201,7 @@ impl Control {
         });
         tracing::info!(cluster = %identity.cluster, node = %identity.node, "becoming a node of the \
             cluster");
-        self.0.restart.send_replace(true);
+        self.0.context.restart.send_replace(true);
         Ok(from_identity(identity))
     }
 
@@ -234,7 +235,7 @@ impl Control {
             let identity = membership.update_identity(|own| own.stage = MembershipStage::Leaving);
             let identity = identity.map_err(|e| identity_error(&e))?;
             fault_point::reach(FaultPoint::LeaveRoleWritten);
-            control.0.restart.send_replace(true);
+            control.0.context.restart.send_replace(true);
             Ok(from_identity(&identity))
         })
         .await
@@ -242,10 +243,10 @@ impl Control {
 
     /// Forgets the cluster, for a node whose cluster is gone or has removed it.
     fn force_leave(&self) -> Result<Cluster, ApiError> {
-        let membership = self.0.cluster_membership.as_ref().ok_or_else(not_in_cluster)?;
+        let membership = self.0.context.cluster_membership.as_ref().ok_or_else(not_in_cluster)?;
         membership.forget_cluster().map_err(|e| identity_error(&e))?;
         tracing::warn!("left the cluster by force; the other nodes were not informed");
-        self.0.restart.send_replace(true);
+        self.0.context.restart.send_replace(true);
         Ok(standalone())
     }
 
@@ -372,7 +373,7 @@ impl Control {
     async fn await_drain(&self, node: NodeId) -> Result<(), ApiError> {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         loop {
-            let mirrors = self.0.volumes.mirrors();
+            let mirrors = self.0.context.volumes.mirrors();
             let affected = mirrors.iter().filter(|(_, mirror)| mirror.member(node).is_some());
             let (alone, leaving): (Vec<_>, Vec<_>) =
                 affected.partition(|(_, mirror)| mirror.others(node).next().is_none());
@@ -389,20 +390,6 @@ impl Control {
         }
     }
 
-    /// Fails on a node that keeps no data.
-    ///
-    /// # Errors
-    /// [`ErrorCode::Conflict`] for a witness.
-    pub fn check_data_node(&self) -> Result<(), ApiError> {
-        match self.0.cluster_membership.as_ref().map(|membership| membership.identity().role) {
-            Some(Role::Witness) => Err(conflict(
-                format!("node {} is a witness and keeps no data", self.0.settings.name),
-                "ask a node that keeps data; `windrose cluster nodes` shows them",
-            )),
-            Some(Role::Data) | None => Ok(()),
-        }
-    }
-
     /// Fails unless the node is standalone.
     fn check_standalone(&self) -> Result<(), ApiError> {
         self.check_standalone_for(None)
@@ -410,7 +397,7 @@ impl Control {
 
     /// Fails if this node is in a cluster; says in which, and whether the token is for another.
     fn check_standalone_for(&self, token: Option<&JoinToken>) -> Result<(), ApiError> {
-        let path = data_dir::identity_path_in(&self.0.settings.data_dir);
+        let path = data_dir::identity_path_in(&self.0.context.settings.data_dir);
         match ClusterIdentity::read(&path) {
             Ok(None) => Ok(()),
             Ok(Some(identity)) => {
@@ -428,16 +415,16 @@ impl Control {
     }
 
     pub(super) fn require_membership(&self) -> Result<&ClusterMembership, ApiError> {
-        let membership = self.0.cluster_membership.as_deref().ok_or_else(not_in_cluster)?;
+        let membership = self.0.context.cluster_membership.as_deref().ok_or_else(not_in_cluster)?;
         if self.joined_cluster().is_some() {
             return Ok(membership);
         }
-        Err(self.not_serving())
+        Err(self.0.context.not_serving())
     }
 
     /// Fails if a node that is to be removed keeps a replica.
     async fn check_has_no_replicas(&self, node: NodeId) -> Result<(), ApiError> {
-        let (entries, _) = self.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+        let (entries, _) = self.0.context.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
         let kept: Vec<_> =
             entries.iter().filter_map(|entry| volume_placed_on(entry, node)).collect();
         if kept.is_empty() {

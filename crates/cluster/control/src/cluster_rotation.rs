@@ -54,7 +54,7 @@ impl Control {
     /// The rotation in progress, and the nodes that it waits for.
     async fn read_rotation(&self) -> Result<Option<(Rotation, Vec<NodeView>)>, StoreError> {
         let Some(membership) =
-            self.0.cluster_membership.as_ref().filter(|_| self.joined_cluster().is_some())
+            self.0.context.cluster_membership.as_ref().filter(|_| self.joined_cluster().is_some())
         else {
             return Ok(None);
         };

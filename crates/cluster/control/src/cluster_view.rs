@@ -43,7 +43,7 @@ impl Control {
             }
             Some(_) => (ProbeResult::default(), self.probe_all_nodes(&nodes, &heard).await),
         };
-        let membership = self.0.cluster_membership.as_ref();
+        let membership = self.0.context.cluster_membership.as_ref();
         let own_members = membership.is_some_and(|membership| membership.runs_own_store());
         let mut members =
             membership.map(|membership| membership.store_health()).unwrap_or_default();
@@ -67,7 +67,7 @@ impl Control {
         own_report.open_errors = self.open_errors();
         own_report.store_member_error =
             membership.and_then(|membership| membership.store_member_error());
-        let mirrors = self.0.volumes.mirrors();
+        let mirrors = self.0.context.volumes.mirrors();
         let store = StoreView {
             error,
             runs_own_members: own_members,
@@ -98,7 +98,7 @@ impl Control {
         let now = now_s();
         // The time stamp is of another node's clock, which may be ahead.
         let moment = now.saturating_sub(JUST_CREATED_S)..=now + JUST_CREATED_S;
-        let all = self.0.volumes.all().into_iter().map(|(stored, _)| stored.record);
+        let all = self.0.context.volumes.all().into_iter().map(|(stored, _)| stored.record);
         all.filter(|record| moment.contains(&record.created_s)).map(|record| record.id).collect()
     }
 
@@ -107,7 +107,8 @@ impl Control {
         &self,
         nodes: &mut Nodes,
     ) -> Result<BTreeMap<NodeId, NodeReport>, StoreError> {
-        let (reports, alive) = tokio::join!(self.reports(), nodes::list_alive(&*self.0.meta));
+        let (reports, alive) =
+            tokio::join!(self.reports(), nodes::list_alive(&*self.0.context.meta));
         let alive = alive?;
         nodes.iter_mut().for_each(|(node, view)| view.is_alive = alive.contains(node));
         reports
@@ -154,7 +155,7 @@ fn peers_heard(cores: &[CoreReport]) -> BTreeSet<NodeId> {
 
 impl NameLookup for Control {
     fn own_name(&self) -> String {
-        self.0.settings.name.clone()
+        self.0.context.settings.name.clone()
     }
 
     fn name_of_node(&self, node: NodeId) -> String {

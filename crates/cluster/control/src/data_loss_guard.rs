@@ -88,7 +88,7 @@ impl Control {
 
     /// Whether waiting is pointless: only this node has the volume, and it cannot open it.
     fn cannot_be_opened(&self, id: Uuid) -> bool {
-        let observed = self.0.volumes.observed(id);
+        let observed = self.0.context.volumes.observed(id);
         self.joined_cluster().is_none() && !matches!(observed, Observed::Closed)
     }
 
@@ -96,9 +96,9 @@ impl Control {
     pub(super) async fn is_served(&self, record: &VolumeRecord) -> Result<bool, ApiError> {
         let id = record.id;
         let Some(joined) = self.joined_cluster() else {
-            return Ok(matches!(self.0.volumes.observed(id), Observed::Open { .. }));
+            return Ok(matches!(self.0.context.volumes.observed(id), Observed::Open { .. }));
         };
-        let reports = self.0.engine.report(ReportScope::One(id)).await;
+        let reports = self.0.context.engine.report(ReportScope::One(id)).await;
         let own = reports.iter().flat_map(|r| &r.volumes).find_map(|v| v.mirror.as_ref());
         if own.is_some_and(|mirror| mirror.status.not_serving.is_none()) {
             return Ok(true);

@@ -24,9 +24,9 @@ impl Control {
 
     /// Collects the facts for status and metrics.
     pub async fn facts(&self, scope: ReportScope) -> NodeFacts {
-        let settings = &self.0.settings;
-        let volumes = self.0.volumes.all();
-        let (report, look) = (self.0.engine.report(scope), self.space_of(&volumes));
+        let settings = &self.0.context.settings;
+        let volumes = self.0.context.volumes.all();
+        let (report, look) = (self.0.context.engine.report(scope), self.space_of(&volumes));
         let (cores, space, pools) = tokio::join!(report, look, self.pool_facts());
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
@@ -39,30 +39,33 @@ impl Control {
         if store_answers == Some(true) {
             joins.extend(self.rotation_finding().await);
         }
+        let records = volumes.iter().map(|(stored, _)| &stored.record);
+        let unreadable_secrets = self.0.secrets.unreadable_secrets(records).await;
         NodeFacts {
             node: NodeInfo {
                 name: settings.name.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 pid: std::process::id(),
-                uptime_s: self.0.started.elapsed().as_secs(),
+                uptime_s: self.0.context.started.elapsed().as_secs(),
                 data_dir: settings.data_dir.clone(),
-                cores: u32::try_from(self.0.engine.cores()).unwrap_or(u32::MAX),
-                disk_backend: self.0.engine.disk_backend().to_owned(),
+                cores: u32::try_from(self.0.context.engine.cores()).unwrap_or(u32::MAX),
+                disk_backend: self.0.context.engine.disk_backend().to_owned(),
             },
             serving: self.is_serving(),
-            startup_wait: self.startup_wait(),
+            startup_wait: self.0.context.startup_wait(),
             volumes,
-            damaged_records: self.0.volumes.damaged_records(),
-            store_trouble: self.0.meta.problem().await.ok().flatten(),
+            damaged_records: self.0.context.volumes.damaged_records(),
+            store_trouble: self.0.context.meta.problem().await.ok().flatten(),
             rival_process: self
                 .0
+                .context
                 .cluster_membership
                 .as_ref()
                 .and_then(|membership| membership.rival())
                 .map(|incarnation| incarnation.describe_location()),
             anchor_error: settings.anchor_error.clone(),
             is_plaintext: self.is_plaintext_cluster(),
-            unreadable_secrets: self.unreadable_secrets().await,
+            unreadable_secrets,
             cores,
             api_clients: self.api_clients(),
             space,

@@ -199,10 +199,10 @@ fn own_targets<'a>(
 impl Control {
     /// The entity to register, seen from `local`; `None` if another node registers it.
     fn isns_entity(&self, local: IpAddr) -> Option<Entity> {
-        let all = self.0.volumes.all();
+        let all = self.0.context.volumes.all();
         let exported = |r: &&VolumeRecord| r.stage == VolumeStage::Ready && r.protocols.iscsi;
         let records = all.iter().map(|(stored, _)| &stored.record).filter(exported);
-        let settings = &self.0.settings;
+        let settings = &self.0.context.settings;
         let Some(joined) = self.joined_cluster() else {
             let targets = own_targets(records, &settings.portals.iscsi, local);
             return Some(Entity { id: settings.name.clone(), targets });
@@ -289,7 +289,7 @@ impl Control {
     /// registrar corrects the entry.
     pub(super) async fn deregister_isns(&self) {
         let known = self.isns_registration().take();
-        let (Some(known), Some(at)) = (known, &self.0.settings.isns) else { return };
+        let (Some(known), Some(at)) = (known, &self.0.context.settings.isns) else { return };
         if self.joined_cluster().is_some() {
             return;
         }

@@ -10,6 +10,7 @@ mod admission;
 mod cluster;
 mod cluster_rotation;
 mod cluster_view;
+mod context;
 mod data_loss_guard;
 mod device_stack;
 mod facts;
@@ -29,7 +30,7 @@ mod replicas;
 mod report_requests;
 mod reservations;
 mod reserved_paths;
-mod secret_keys;
+mod secrets;
 mod space;
 mod startup_wait;
 mod store_audit;
@@ -41,7 +42,7 @@ mod volume_table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ::cluster::identity::Role;
@@ -50,28 +51,27 @@ use api::{ApiError, ErrorCode, VolumeName};
 use futures_util::StreamExt;
 use peer::NodeId;
 use target::auth_throttle::AuthThrottle;
-use tokio::sync::{Mutex, RwLock, watch};
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use uuid::Uuid;
 
 use ::cluster::store::{MetadataStore, Revision, StoreError};
 use config::{self, Config};
+use context::Context;
 use engine::joined_cluster::JoinedCluster;
 use engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
 use membership::secret_keys::SecretKeys;
 use membership::{ClusterMembership, MembershipOutcome};
 use reconciler::VolumeRecords;
 use records::catalog;
-use records::reconcile::ThisProcess;
 use records::record::image_description::{DescriptionSource, ImageDescription};
-use records::record::{self, FIRST_NODE, StoredVolumeRecord, VOLUMES, VolumeRecord};
+use records::record::{self, StoredVolumeRecord, VOLUMES, VolumeRecord};
 use reserved_paths::ReservedPaths;
+use secrets::SecretControl;
 use startup_wait::wait_after_error;
 use status::report::{MissingReplica, NodeReport};
 use status::startup_wait::StartupWait;
 use status::{RESTORE_HINT, UNTRUSTED_STORE_HINT};
-use volume_table::VolumeTable;
 
 /// How often volumes that failed to open are retried.
 const FAILED_VOLUME_RETRY: Duration = Duration::from_secs(30);
@@ -151,38 +151,19 @@ impl ControlSettings {
 pub struct Control(Arc<Inner>);
 
 struct Inner {
-    settings: ControlSettings,
-    meta: Arc<dyn MetadataStore>,
-    engine: Engine,
-    volumes: VolumeTable,
+    context: Arc<Context>,
+    /// The secrets of volumes.
+    secrets: SecretControl,
     /// The pools of disks of this node.
     pools: pools::PoolTable,
     /// Throttles clients of the API and of the join port that present no valid token.
     api_auth_failures: Arc<std::sync::Mutex<AuthThrottle>>,
     /// Why nodes cannot join here, if they cannot.
     join_listener_error: std::sync::Mutex<Option<String>>,
-    /// The keys that seal the secrets in the store.
-    secret_keys: SecretKeys,
     /// What is registered for this node at the iSNS server.
     isns_registration: std::sync::Mutex<Option<isns::IsnsRegistration>>,
-    /// The node's cluster membership; `None` for a standalone node.
-    cluster_membership: Option<Arc<ClusterMembership>>,
-    /// The cluster that the node belongs to, once it is a member.
-    joined_cluster: OnceLock<JoinedCluster>,
-    /// What the start waits for, if anything.
-    startup_wait: std::sync::Mutex<Option<StartupWait>>,
-    /// Whether the node is to restart its services.
-    restart: watch::Sender<bool>,
-    /// Held for reading while a volume is created, for writing while the node enters a cluster.
-    creation_lock: Arc<RwLock<()>>,
     /// Held while the catalog is built and handed to the cores; counts the catalogs.
     catalog_generation: Mutex<u64>,
-    /// Held for reading by every change, for writing once no more changes are accepted.
-    change_lock: Arc<RwLock<()>>,
-    /// The last report request that this node has received, see [`report_requests`].
-    last_report_request: watch::Sender<u64>,
-    /// The reports of other nodes as last read, with the revisions that wrote them.
-    reports: std::sync::Mutex<BTreeMap<NodeId, (Revision, NodeReport)>>,
     /// Why volumes with their primary here lack replicas that are not being made.
     missing_replicas: std::sync::Mutex<BTreeMap<Uuid, MissingReplica>>,
     /// Other nodes that have ever responded to this one.
@@ -193,14 +174,13 @@ struct Inner {
     tasks: std::sync::Mutex<JoinSet<()>>,
     /// Tasks that keep the node's cluster state current; they outlive the engine.
     cluster_tasks: std::sync::Mutex<JoinSet<()>>,
-    started: Instant,
-    /// Identifies this run of the node's process.
-    process_id: Uuid,
 }
 
 impl std::fmt::Debug for Control {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Control").field("settings", &self.0.settings).finish_non_exhaustive()
+        f.debug_struct("Control")
+            .field("settings", &self.0.context.settings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -236,54 +216,56 @@ impl Control {
         membership: Option<Arc<ClusterMembership>>,
     ) -> Self {
         let identity = membership.as_ref().map(|membership| membership.watch_identity());
-        let secret_keys = SecretKeys::new(&settings.data_dir, identity);
+        let keys = SecretKeys::new(&settings.data_dir, identity);
+        let secrets = SecretControl::new(keys, Arc::clone(&meta));
         let pools = pools::PoolTable::in_data_dir(&settings.data_dir);
         Self(Arc::new(Inner {
-            secret_keys,
-            isns_registration: std::sync::Mutex::default(),
-            settings,
-            meta,
-            engine,
-            volumes: VolumeTable::default(),
+            context: Arc::new(Context::new(settings, meta, engine, membership)),
+            secrets,
             pools,
             api_auth_failures: Arc::default(),
             join_listener_error: std::sync::Mutex::default(),
-            cluster_membership: membership,
-            joined_cluster: OnceLock::new(),
-            startup_wait: std::sync::Mutex::default(),
-            restart: watch::Sender::new(false),
-            creation_lock: Arc::default(),
+            isns_registration: std::sync::Mutex::default(),
             catalog_generation: Mutex::new(0),
-            change_lock: Arc::default(),
-            last_report_request: watch::Sender::new(0),
-            reports: std::sync::Mutex::default(),
             missing_replicas: std::sync::Mutex::default(),
             responded_nodes: std::sync::Mutex::default(),
             unserved_images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),
             cluster_tasks: std::sync::Mutex::default(),
-            started: Instant::now(),
-            process_id: Uuid::new_v4(),
         }))
     }
 
     /// The data plane.
     #[must_use]
     pub fn engine(&self) -> &Engine {
-        &self.0.engine
+        &self.0.context.engine
     }
 
     /// The cluster that the node belongs to; `None` for a standalone node, or one that is not a
     /// member yet. Set before any volume is opened.
     #[must_use]
     pub fn joined_cluster(&self) -> Option<&JoinedCluster> {
-        self.0.joined_cluster.get()
+        self.0.context.joined_cluster()
+    }
+
+    /// Whether volumes are open and initiators accepted.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.0.context.is_serving()
+    }
+
+    /// Fails on a node that keeps no data.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`] for a witness.
+    pub fn check_data_node(&self) -> Result<(), ApiError> {
+        self.0.context.check_data_node()
     }
 
     /// Waits until the node is to restart its services because its cluster membership changes.
     pub async fn wait_restart_request(&self) {
         // This node owns the sender: an error cannot occur.
-        let _ = self.0.restart.subscribe().wait_for(|wanted| *wanted).await;
+        let _ = self.0.context.restart.subscribe().wait_for(|wanted| *wanted).await;
     }
 
     /// Opens and exports the volumes in the store, finishes or rolls back what a crash interrupted,
@@ -293,7 +275,7 @@ impl Control {
     /// # Errors
     /// [`StoreError`] when the embedded store cannot be read.
     pub async fn start(&self) -> Result<(), StoreError> {
-        match self.0.cluster_membership.clone() {
+        match self.0.context.cluster_membership.clone() {
             None => {
                 self.open_pools().await;
                 self.spawn(self.clone().maintain_pools());
@@ -309,7 +291,7 @@ impl Control {
     /// Waits until another process takes over this node's identity; returns the locations of that
     /// process and of this one, for people.
     pub async fn wait_replaced(&self) -> (String, String) {
-        match &self.0.cluster_membership {
+        match &self.0.context.cluster_membership {
             Some(membership) => {
                 let (other, own) = membership.wait_replaced().await;
                 (other.describe_location(), own.describe_location())
@@ -327,20 +309,21 @@ impl Control {
         if joined.role == Role::Witness {
             return Ok(());
         }
-        let config::Cluster { listen, heartbeat, resyncs, .. } = &self.0.settings.cluster;
+        let config::Cluster { listen, heartbeat, resyncs, .. } = &self.0.context.settings.cluster;
         let at = PeerAddresses { data: listen.clone(), heartbeat: heartbeat.clone() };
         let context = ClusterContext::new(joined, at, *resyncs).map_err(|e| e.to_string())?;
-        self.0.engine.join_cluster(context).await.map(drop).map_err(|e| e.to_string())
+        self.0.context.engine.join_cluster(context).await.map(drop).map_err(|e| e.to_string())
     }
 
     async fn open_and_serve(&self) -> Result<(), StoreError> {
         let revision = self.reconcile_all().await?;
-        self.0.volumes.set_serving(true);
-        self.0.engine.accept_clients().await;
-        self.set_startup_wait(None);
-        let ControlSettings { name, portals, .. } = &self.0.settings;
-        let (cores, disks) = (self.0.engine.cores(), self.0.engine.disk_backend());
-        let took_ms = u64::try_from(self.0.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.0.context.volumes.set_serving(true);
+        self.0.context.engine.accept_clients().await;
+        self.0.context.set_startup_wait(None);
+        let ControlSettings { name, portals, .. } = &self.0.context.settings;
+        let (cores, disks) = (self.0.context.engine.cores(), self.0.context.engine.disk_backend());
+        let took_ms =
+            u64::try_from(self.0.context.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
             name, cores, disks, took_ms,
             iscsi = ?portals.iscsi, nvme = ?portals.nvme, discovery = ?portals.discovery,
@@ -363,7 +346,7 @@ impl Control {
         self.spawn(self.clone().watch_images());
         self.spawn(self.clone().retry_failed_volumes());
         self.spawn(self.clone().reseal_periodically());
-        if let Some(server) = self.0.settings.isns.clone() {
+        if let Some(server) = self.0.context.settings.isns.clone() {
             self.spawn(self.clone().maintain_isns_registration(server));
         }
         self.spawn(self.clone().publish_space_periodically());
@@ -372,7 +355,7 @@ impl Control {
 
     /// Joins the cluster, or resumes membership, and serves.
     async fn join_and_serve(self, membership: Arc<ClusterMembership>) {
-        self.0.engine.reserve_peer_memory().await;
+        self.0.context.engine.reserve_peer_memory().await;
         self.open_pools().await;
         self.spawn(self.clone().maintain_pools());
         let became = loop {
@@ -381,8 +364,10 @@ impl Control {
                 Err(error) => {
                     let (what, identity) =
                         (membership.explain_error(&error), membership.identity());
-                    let name = &self.0.settings.name;
-                    self.set_startup_wait(Some(wait_after_error(&error, what, &identity, name)));
+                    let name = &self.0.context.settings.name;
+                    self.0
+                        .context
+                        .set_startup_wait(Some(wait_after_error(&error, what, &identity, name)));
                 }
             }
             tokio::time::sleep(STARTUP_RETRY_PAUSE).await;
@@ -390,14 +375,14 @@ impl Control {
         let mut tasks = match became {
             MembershipOutcome::Member(joined, tasks) => {
                 while let Err(why) = self.connect_data_plane(&joined).await {
-                    self.set_startup_wait(Some(StartupWait::transient(why)));
+                    self.0.context.set_startup_wait(Some(StartupWait::transient(why)));
                     tokio::time::sleep(STARTUP_RETRY_PAUSE).await;
                 }
-                let _ = self.0.joined_cluster.set(*joined);
+                let _ = self.0.context.joined_cluster.set(*joined);
                 tasks
             }
             MembershipOutcome::Standalone => {
-                self.0.restart.send_replace(true);
+                self.0.context.restart.send_replace(true);
                 return;
             }
         };
@@ -408,34 +393,15 @@ impl Control {
         }
         *self.0.cluster_tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
         while let Err(error) = self.open_and_serve().await {
-            self.set_startup_wait(Some(StartupWait::for_store(&error)));
+            self.0.context.set_startup_wait(Some(StartupWait::for_store(&error)));
             tokio::time::sleep(STARTUP_RETRY_PAUSE).await;
         }
     }
 
-    /// Records what the start waits for; logs changes.
-    fn set_startup_wait(&self, new: Option<StartupWait>) {
-        let mut wait = self.0.startup_wait.lock().unwrap_or_else(PoisonError::into_inner);
-        if *wait != new {
-            if let Some(StartupWait { reason: what, next_step: next, .. }) = &new {
-                tracing::info!(what, next, "waiting to join the cluster");
-            }
-            *wait = new;
-        }
-    }
-
-    fn startup_wait(&self) -> Option<StartupWait> {
-        self.0.startup_wait.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn startup_wait_reason(&self) -> Option<String> {
-        self.startup_wait().map(|wait| wait.reason)
-    }
-
     /// Refuses further changes, and waits for those in progress.
     pub async fn stop(&self) {
-        self.0.volumes.set_serving(false);
-        let _none = self.0.change_lock.write().await;
+        self.0.context.volumes.set_serving(false);
+        let _none = self.0.context.change_lock.write().await;
         let mut tasks = {
             let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *tasks)
@@ -451,30 +417,15 @@ impl Control {
             &mut *self.0.cluster_tasks.lock().unwrap_or_else(PoisonError::into_inner),
         );
         tasks.shutdown().await;
-        if let Some(membership) = &self.0.cluster_membership {
+        if let Some(membership) = &self.0.context.cluster_membership {
             membership.stop().await;
         }
-    }
-
-    fn this_node(&self) -> NodeId {
-        self.joined_cluster().map_or(FIRST_NODE, |m| m.node)
-    }
-
-    /// This run of this node's process.
-    fn this_process(&self) -> ThisProcess {
-        ThisProcess { node: self.this_node(), process: self.0.process_id }
-    }
-
-    /// Whether volumes are open and initiators accepted.
-    #[must_use]
-    pub fn is_serving(&self) -> bool {
-        self.0.volumes.is_serving()
     }
 
     /// Reconciles every volume that the store or the node knows; returns the revision of the list
     /// that it began with.
     async fn reconcile_all(&self) -> Result<Revision, StoreError> {
-        let (entries, revision) = self.0.meta.list("").await?;
+        let (entries, revision) = self.0.context.meta.list("").await?;
         let store_audit::StoreAudit {
             volumes,
             mut mirrors,
@@ -482,8 +433,8 @@ impl Control {
             damaged,
         } = store_audit::audit(&entries);
         let mut listed = BTreeMap::new();
-        volumes.iter().for_each(|stored| self.0.volumes.update_if_newer(stored.clone()));
-        self.0.volumes.set_has_read_store();
+        volumes.iter().for_each(|stored| self.0.context.volumes.update_if_newer(stored.clone()));
+        self.0.context.volumes.set_has_read_store();
         for stored in volumes {
             let id = stored.record.id;
             // A list may be outdated: volumes that are to be created or erased are read again.
@@ -492,12 +443,12 @@ impl Control {
                 listed.insert(id, VolumeRecords { stored: Some(stored), mirror });
             }
         }
-        let before = self.0.volumes.damaged_records();
+        let before = self.0.context.volumes.damaged_records();
         for damage in damaged.iter().filter(|damage| !before.contains(damage)) {
             tracing::error!(damage, "damaged record in the store; its object is not touched");
         }
-        self.0.volumes.set_damaged_records(damaged);
-        let known = self.0.volumes.ids().into_iter().map(|id| (id, listed.remove(&id)));
+        self.0.context.volumes.set_damaged_records(damaged);
+        let known = self.0.context.volumes.ids().into_iter().map(|id| (id, listed.remove(&id)));
         let known: Vec<_> = known.collect();
         futures_util::stream::iter(known)
             .for_each_concurrent(RECONCILE_CONCURRENCY, |(id, records)| async move {
@@ -513,13 +464,13 @@ impl Control {
     /// Follows changes of the records under `prefix`.
     async fn watch_records(self, prefix: &str, of: fn(&str) -> Option<Uuid>, mut from: Revision) {
         loop {
-            let mut watch = self.0.meta.watch(prefix, from);
+            let mut watch = self.0.context.meta.watch(prefix, from);
             loop {
                 match watch.next_event().await {
                     Ok(event) => {
                         from = event.revision;
                         if let Some(id) = of(&event.key) {
-                            self.0.volumes.notify_changed(id);
+                            self.0.context.volumes.notify_changed(id);
                             self.reconcile_in_background(id);
                         }
                     }
@@ -542,16 +493,16 @@ impl Control {
 
     /// Reconciles a volume in a task of its own.
     fn reconcile_in_background(&self, id: Uuid) {
-        if let Ok(change) = Arc::clone(&self.0.change_lock).try_read_owned() {
+        if let Ok(change) = Arc::clone(&self.0.context.change_lock).try_read_owned() {
             // Changes that arrive while a task waits for the lock are handled by that task.
-            if !self.0.volumes.enqueue(id) {
+            if !self.0.context.volumes.enqueue(id) {
                 return;
             }
             let control = self.clone();
             tokio::spawn(async move {
-                let lock = control.0.volumes.lock_of(id);
+                let lock = control.0.context.volumes.lock_of(id);
                 let guard = lock.lock().await;
-                control.0.volumes.dequeue(id);
+                control.0.context.volumes.dequeue(id);
                 control.reconcile_locked(id).await;
                 drop(guard);
                 drop(change);
@@ -571,10 +522,10 @@ impl Control {
             {
                 tracing::debug!(%error, "cannot list the store; retrying");
             }
-            for id in self.0.volumes.failed_to_open() {
-                let lock = self.0.volumes.lock_of(id);
+            for id in self.0.context.volumes.failed_to_open() {
+                let lock = self.0.context.volumes.lock_of(id);
                 let _held = lock.lock().await;
-                self.0.volumes.clear_failure(id);
+                self.0.context.volumes.clear_failure(id);
                 self.reconcile_locked(id).await;
             }
         }
@@ -590,9 +541,9 @@ impl Control {
         // Before initiators log in: otherwise the reported capacity changes under them.
         self.publish_space_of(record.id).await;
         self.write_description(record).await;
-        self.0.volumes.mark_peers_set(record.id, *revision);
+        self.0.context.volumes.mark_peers_set(record.id, *revision);
         let mut generation = self.0.catalog_generation.lock().await;
-        if !self.0.volumes.is_published(record.id) {
+        if !self.0.context.volumes.is_published(record.id) {
             *generation += 1;
             self.publish_catalog(*generation).await;
         }
@@ -609,7 +560,7 @@ impl Control {
             };
             ImageDescription::of(record, source).to_text()
         };
-        if let Err(error) = self.0.engine.write_description(record.id, text).await {
+        if let Err(error) = self.0.context.engine.write_description(record.id, text).await {
             tracing::debug!(volume = %record.name, %error, "cannot update the description in the \
                 image");
         }
@@ -623,9 +574,9 @@ impl Control {
 
     /// Tells initiators the state of a volume that is not open.
     async fn publish_unavailable(&self, id: Uuid) {
-        if !self.0.volumes.is_announced(id, self.this_node()) {
+        if !self.0.context.volumes.is_announced(id, self.this_node()) {
             let mut generation = self.0.catalog_generation.lock().await;
-            if !self.0.volumes.is_announced(id, self.this_node()) {
+            if !self.0.context.volumes.is_announced(id, self.this_node()) {
                 *generation += 1;
                 self.publish_catalog(*generation).await;
             }
@@ -633,17 +584,17 @@ impl Control {
     }
 
     async fn publish_catalog(&self, generation: u64) {
-        let all = self.0.volumes.ready_volumes(self.this_node());
-        let portals = &self.0.settings.portals;
+        let all = self.0.context.volumes.ready_volumes(self.this_node());
+        let portals = &self.0.context.settings.portals;
         let listed = all.iter().map(|l| (&l.stored.record, l.local_state));
-        let keyring = self.keys_to_open(all.iter().map(|l| &l.stored.record)).await;
+        let keyring = self.0.secrets.keys_to_open(all.iter().map(|l| &l.stored.record)).await;
         let mut catalog =
             catalog::build_catalog(listed, &keyring, &portals.iscsi, &portals.nvme, generation);
-        catalog.redirect = self.0.settings.redirect;
-        catalog.is_incomplete = !self.0.volumes.damaged_records().is_empty();
+        catalog.redirect = self.0.context.settings.redirect;
+        catalog.is_incomplete = !self.0.context.volumes.damaged_records().is_empty();
         if let Some(joined) = self.joined_cluster() {
             // The sender refuses requests that are older than a lease (RFD 0010, 4.6).
-            let lease_ms = self.0.settings.cluster.lease.as_millis();
+            let lease_ms = self.0.context.settings.cluster.lease.as_millis();
             catalog.quiesce_ms = u16::try_from(lease_ms).unwrap_or(u16::MAX);
             let mirrors = all.iter().map(|l| (&l.stored.record, l.mirror.as_ref().map(|m| &m.0)));
             let nodes = joined.nodes.borrow();
@@ -651,47 +602,47 @@ impl Control {
         }
         let exported = all.iter().map(|l| &l.stored.record).filter(|r| r.protocols.vhost_user);
         let exported = exported.map(|r| (r.id, r.name.clone())).collect();
-        self.0.engine.publish(catalog, exported).await;
-        self.0.volumes.mark_published(&all);
+        self.0.context.engine.publish(catalog, exported).await;
+        self.0.context.volumes.mark_published(&all);
+    }
+}
+
+/// Short cuts to the context.
+impl Control {
+    fn this_node(&self) -> NodeId {
+        self.0.context.this_node()
     }
 
-    /// The identity of the volume called `name`.
+    fn is_data_node(&self) -> bool {
+        self.0.context.is_data_node()
+    }
+
+    fn node_name(&self, node: NodeId) -> String {
+        self.0.context.node_name(node)
+    }
+
+    fn volume_name(&self, id: Uuid) -> String {
+        self.0.context.volume_name(id)
+    }
+
     fn volume_id(&self, name: &VolumeName) -> Result<Uuid, ApiError> {
-        self.0.volumes.id_by_name(name).ok_or_else(|| {
-            if !self.0.volumes.has_read_store() {
-                let message = format!("cannot tell yet whether volume {name} exists");
-                let why = self.startup_wait().map_or_else(
-                    || "the node is starting: try again in a moment".to_owned(),
-                    |StartupWait { reason: what, next_step: next, .. }| {
-                        format!("this node waits for its cluster: {what}. Next step: {next}")
-                    },
-                );
-                return ApiError::new(ErrorCode::Unavailable, message).with_hint(why);
-            }
-            ApiError::new(ErrorCode::NotFound, format!("there is no volume {name}"))
-                .with_hint("`windrose volume list` shows the volumes")
-        })
+        self.0.context.volume_id(name)
     }
 
-    /// Runs a change to its end, even if the client disconnects.
+    async fn read_volume_record(&self, id: Uuid) -> Result<Option<StoredVolumeRecord>, StoreError> {
+        self.0.context.read_volume_record(id).await
+    }
+
+    async fn reports(&self) -> Result<BTreeMap<NodeId, NodeReport>, StoreError> {
+        self.0.context.reports().await
+    }
+
     async fn run_to_completion<T, F>(&self, change: F) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>> + Send + 'static,
         T: Send + 'static,
     {
-        let permit = Arc::clone(&self.0.change_lock).try_read_owned();
-        let Some(permit) = permit.ok().filter(|_| self.is_serving()) else {
-            return Err(self.not_serving());
-        };
-        let change = async move {
-            let answer = change.await;
-            drop(permit);
-            answer
-        };
-        tokio::spawn(change).await.unwrap_or_else(|e| {
-            tracing::error!(error = %e, "a change panicked");
-            Err(ApiError::new(ErrorCode::Internal, "the node failed; see its log"))
-        })
+        self.0.context.run_to_completion(change).await
     }
 }
 

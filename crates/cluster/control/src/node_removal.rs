@@ -71,7 +71,7 @@ impl Control {
         node: NodeId,
         name: &str,
     ) -> Result<Vec<VolumeName>, ApiError> {
-        let (entries, _) = self.0.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+        let (entries, _) = self.0.context.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
         let mut removals = Vec::new();
         let mut needed = Vec::new();
         for entry in &entries {
@@ -92,7 +92,7 @@ impl Control {
         let mut removals = removals.into_iter();
         while let Some(PlannedRemoval { volume, name: of, changes }) = removals.next() {
             let decide_again = || self.decide_removal_again(volume, node);
-            match remove_placement(&*self.0.meta, node, changes, decide_again).await {
+            match remove_placement(&*self.0.context.meta, node, changes, decide_again).await {
                 Ok(()) => {
                     tracing::warn!(volume = %of, node = name, "replica of a lost node removed");
                     removed.push(of);
@@ -128,7 +128,7 @@ impl Control {
         if record.placement(node).is_none() {
             return Ok(RemovalDecision::NoPlacement);
         }
-        let mirror = mirror_records::get_record(&*self.0.meta, record.id).await;
+        let mirror = mirror_records::get_record(&*self.0.context.meta, record.id).await;
         let mirror = mirror.map_err(|e| store_error(&e))?;
         if record.stage == VolumeStage::Ready {
             let needed = mirror.as_ref().is_none_or(|(m, _)| m.member(node).is_some());

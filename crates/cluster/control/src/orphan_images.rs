@@ -80,7 +80,7 @@ impl Control {
         }
         let mut unserved = Vec::new();
         for (location, device) in self.unreferenced_locations(thorough).await {
-            if let Ok(found) = self.0.engine.scan_image(&location).await {
+            if let Ok(found) = self.0.context.engine.scan_image(&location).await {
                 unserved.push(UnservedImage {
                     location,
                     is_device: device,
@@ -128,11 +128,11 @@ impl Control {
 
     /// Places that may hold an image and that no record names.
     async fn unreferenced_locations(&self, devices: bool) -> Vec<UnreferencedLocation> {
-        let directory = self.0.settings.data_dir.join("volumes");
+        let directory = self.0.context.settings.data_dir.join("volumes");
         // List files before reading the records: a volume created meanwhile is in the records.
         let found = tokio::task::spawn_blocking(move || image_paths(directory, devices)).await;
         let found = found.unwrap_or_default();
-        let reports = self.0.engine.pool_reports().await;
+        let reports = self.0.context.engine.pool_reports().await;
         let used = self.used_paths();
         let unlisted = tokio::task::spawn_blocking(move || filter_unused(found, &used)).await;
         let mut unlisted = unlisted.unwrap_or_default();
@@ -147,7 +147,7 @@ impl Control {
 
     /// Images that records name and that failed to open here.
     async fn refused_images(&self) -> Vec<UnservedImage> {
-        let cores = self.0.engine.report(ReportScope::All).await;
+        let cores = self.0.context.engine.report(ReportScope::All).await;
         let is_refused = |v: &&VolumeReport| {
             v.mirror
                 .as_ref()
@@ -156,7 +156,7 @@ impl Control {
         let reports = cores.iter().flat_map(|c| &c.volumes);
         let refused: BTreeSet<Uuid> = reports.filter(is_refused).map(|v| v.id).collect();
         let mut unserved = Vec::new();
-        for (stored, observed) in self.0.volumes.all() {
+        for (stored, observed) in self.0.context.volumes.all() {
             let record = &stored.record;
             let Some(placement) =
                 record.placement(self.this_node()).filter(|p| p.stage.should_be_open())
@@ -171,14 +171,14 @@ impl Control {
             };
             let found = match observed {
                 Observed::Open { .. } if refused.contains(&record.id) => {
-                    self.0.engine.scan_open_image(record.id).await
+                    self.0.context.engine.scan_open_image(record.id).await
                 }
                 Observed::Open { .. } | Observed::Erased | Observed::EraseFailed { .. } => continue,
                 Observed::Closed if !self.is_mirror_record_lost(record) => continue,
                 Observed::Closed | Observed::OpenFailed { .. } => {
-                    let lock = self.0.volumes.lock_of(record.id);
+                    let lock = self.0.context.volumes.lock_of(record.id);
                     let _held = lock.lock().await;
-                    self.0.engine.scan_image(&at).await
+                    self.0.context.engine.scan_image(&at).await
                 }
             };
             if let Ok(found) = found {
@@ -197,7 +197,9 @@ impl Control {
     /// Whether the mirror record of a volume is lost: its replicas are not opened.
     fn is_mirror_record_lost(&self, record: &VolumeRecord) -> bool {
         let alone = record.placements.len() == 1;
-        self.joined_cluster().is_some() && !alone && self.0.volumes.mirror(record.id).is_none()
+        self.joined_cluster().is_some()
+            && !alone
+            && self.0.context.volumes.mirror(record.id).is_none()
     }
 
     /// Lists orphaned images.
@@ -218,11 +220,15 @@ impl Control {
 
     fn orphan_info(&self, image: &UnservedImage) -> OrphanedImage {
         let found = &image.scan;
-        let listed = self.0.volumes.get(found.volume).map(|(stored, _)| stored.record);
+        let listed = self.0.context.volumes.get(found.volume).map(|(stored, _)| stored.record);
         let replica = self.local_replica_image(image);
         let name = volume_name_of(&replica);
-        let own =
-            self.0.cluster_membership.as_ref().map(|membership| membership.identity().cluster);
+        let own = self
+            .0
+            .context
+            .cluster_membership
+            .as_ref()
+            .map(|membership| membership.identity().cluster);
         let of = found.description.as_ref().and_then(|d| d.cluster);
         let orphan = OrphanedImage {
             image: image.location.to_string(),
@@ -243,7 +249,7 @@ impl Control {
             Some(record) => OrphanContext::VolumeExists {
                 may_be_added: own.is_some() && record.placement(self.this_node()).is_none(),
                 at: old_images::backing_flags(&image.location.backing(image.is_device)),
-                node: self.0.settings.name.clone(),
+                node: self.0.context.settings.name.clone(),
             },
             None => OrphanContext::NoVolume {
                 foreign_cluster: of.filter(|of| own != Some(*of)).map(|_| own.is_some()),
@@ -251,7 +257,7 @@ impl Control {
                 is_name_free: orphan
                     .name
                     .as_ref()
-                    .is_some_and(|n| self.0.volumes.id_by_name(n).is_none()),
+                    .is_some_and(|n| self.0.context.volumes.id_by_name(n).is_none()),
             },
         };
         OrphanedImage { hint: orphan_hint(&orphan, &context), ..orphan }
@@ -259,7 +265,7 @@ impl Control {
 
     /// Whether a record names an image as the volume's replica here.
     fn is_referenced(&self, image: &UnservedImage) -> bool {
-        let Some((stored, _)) = self.0.volumes.get(image.scan.volume) else { return false };
+        let Some((stored, _)) = self.0.context.volumes.get(image.scan.volume) else { return false };
         let Some(placement) = stored.record.placement(self.this_node()) else { return false };
         match &image.location {
             ImageLocation::Path(path) => placement.backing.path() == Some(path.as_path()),
@@ -352,9 +358,9 @@ impl Control {
         &self,
         request: AdoptImageRequest,
     ) -> Result<AdoptedImage, ApiError> {
-        self.check_data_node()?;
+        self.0.context.check_data_node()?;
         let replica = self.orphan_at(&request.image).await?;
-        if let Some((stored, _)) = self.0.volumes.get(replica.scan.volume) {
+        if let Some((stored, _)) = self.0.context.volumes.get(replica.scan.volume) {
             return Err(self.already_referenced_error(&replica, &stored.record.name));
         }
         let (replicas, _) = self.collect_replica_images().await?;
@@ -415,7 +421,8 @@ impl Control {
                 }
             }
         }
-        let found = self.0.engine.scan_image(&location).await.map_err(|e| scan_error(&e))?;
+        let found =
+            self.0.context.engine.scan_image(&location).await.map_err(|e| scan_error(&e))?;
         // A record that cannot be read may name the image.
         if let Err(e) = self.read_volume_record(found.volume).await {
             let message = format!(
@@ -436,7 +443,7 @@ impl Control {
 
     /// The error for an image of a volume that exists: a replica must not become a second volume.
     fn already_referenced_error(&self, replica: &ReplicaImage, name: &VolumeName) -> ApiError {
-        let (me, location) = (&self.0.settings.name, &replica.location);
+        let (me, location) = (&self.0.context.settings.name, &replica.location);
         let message = format!(
             "{location} is a former replica of volume {name}, which has its replicas elsewhere"
         );
@@ -458,15 +465,15 @@ impl Control {
         replicas: &[ReplicaImage],
         choice: &RecoveryChoice,
     ) -> Result<Uuid, ApiError> {
-        if let Some(id) = self.0.volumes.id_by_name(name) {
+        if let Some(id) = self.0.context.volumes.id_by_name(name) {
             let message =
                 format!("volume {name} is not adopted: another volume has that name ({id})");
             return Err(ApiError::new(ErrorCode::Exists, message).with_hint(rename_hint(replicas)));
         }
-        if self.0.volumes.count() >= self.0.settings.max_volumes {
+        if self.0.context.volumes.count() >= self.0.context.settings.max_volumes {
             let message = format!(
                 "the node already has its limit of {}",
-                plural(self.0.settings.max_volumes, "volume")
+                plural(self.0.context.settings.max_volumes, "volume")
             );
             return Err(
                 ApiError::new(ErrorCode::Conflict, message).with_hint("raise limits.volumes")
@@ -485,7 +492,7 @@ impl Control {
                 &recovered_mirror_record(&members, above),
             ));
         }
-        self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
+        self.0.context.meta.commit(changes).await.map_err(|e| store_error(&e))?;
         tracing::warn!(volume = %name, id = %record.id, copies = members.len(), "volume adopted \
             from its images");
         Ok(record.id)
@@ -499,7 +506,7 @@ impl Control {
         }
         for replica in members.iter_mut().filter(|c| c.scan.log != ScannedIntentLog::Absent) {
             let name = Uuid::new_v4();
-            let renamed = self.0.engine.change_image_id(&replica.location, name).await;
+            let renamed = self.0.context.engine.change_image_id(&replica.location, name).await;
             renamed.map_err(|e| ApiError::new(e.code(), e.to_string()))?;
             (replica.scan.id, replica.scan.generation) = (name, replica.scan.generation + 1);
         }
@@ -518,7 +525,7 @@ impl Control {
                 chosen as primary",
             )
         })?;
-        let (found, settings) = (&source.scan, &self.0.settings);
+        let (found, settings) = (&source.scan, &self.0.context.settings);
         let description = found.description.as_ref().filter(|d| d.name == *name);
         let placement = |c: &ReplicaImage| ReplicaPlacement {
             node: c.node,
@@ -588,7 +595,7 @@ impl Control {
         record: &VolumeRecord,
         replicas: &[ReplicaImage],
     ) -> Result<(), ApiError> {
-        let all = self.0.volumes.all();
+        let all = self.0.context.volumes.all();
         let taken = all.iter().map(|(s, _)| &s.record).find(|r| {
             r.iscsi_target == record.iscsi_target || r.nvme_subsystem == record.nvme_subsystem
         });
@@ -621,7 +628,8 @@ impl Control {
                         the image",
                 ));
             }
-            let erased = control.0.engine.erase_image(&replica.location, replica.scan.volume).await;
+            let erased =
+                control.0.context.engine.erase_image(&replica.location, replica.scan.volume).await;
             erased.map_err(|e| scan_error(&e))?;
             tracing::warn!(image = %replica.location, volume = %replica.scan.volume, "image erased \
                 by an operator");
@@ -642,7 +650,7 @@ impl Control {
             Backing::File { path } | Backing::Device { path } => ImageLocation::Path(path.clone()),
             Backing::Pool { pool } => ImageLocation::InPool(pool.clone(), record.id),
         };
-        let message = match self.0.engine.scan_image(&at).await {
+        let message = match self.0.context.engine.scan_image(&at).await {
             Ok(found) => old_image_age(&found, record, placement.image)
                 .map(|how_old| old_images::old_image_text(&at, record, &how_old))?,
             Err(why) if why.is_unreadable => {

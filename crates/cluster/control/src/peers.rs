@@ -17,7 +17,7 @@ impl Control {
     pub(super) async fn update_peers(&self, record: &VolumeRecord) {
         let Some(joined) = self.joined_cluster() else { return };
         let peers = peer_addresses(&joined.nodes.borrow(), joined.node, record);
-        if let Err(error) = self.0.engine.set_peers(record.id, peers).await {
+        if let Err(error) = self.0.context.engine.set_peers(record.id, peers).await {
             tracing::warn!(volume = %record.name, %error, "cannot update the addresses of the \
                 other replicas");
         }
@@ -27,7 +27,7 @@ impl Control {
     pub(super) async fn watch_nodes(self, mut nodes: watch::Receiver<Nodes>) {
         let mut drained = self.is_drained();
         while nodes.changed().await.is_ok() {
-            for volume in self.0.volumes.open_volumes(self.this_node()) {
+            for volume in self.0.context.volumes.open_volumes(self.this_node()) {
                 self.update_peers(&volume.stored.record).await;
             }
             self.republish_catalog().await;
@@ -46,7 +46,7 @@ impl Control {
 
     /// [`Self::apply_drain`] for all open volumes.
     pub(super) async fn apply_drain_to_all(&self) {
-        for volume in self.0.volumes.open_volumes(self.this_node()) {
+        for volume in self.0.context.volumes.open_volumes(self.this_node()) {
             self.apply_drain(volume.stored.record.id).await;
         }
     }
@@ -56,17 +56,17 @@ impl Control {
         if self.joined_cluster().is_none() {
             return;
         }
-        let leaving = self.0.volumes.get(id).is_some_and(|(stored, _)| {
+        let leaving = self.0.context.volumes.get(id).is_some_and(|(stored, _)| {
             let placement = stored.record.placement(self.this_node());
             placement
                 .is_some_and(|p| matches!(p.stage, PlacementStage::Removing { replaced_by: None }))
         });
         let result = if self.is_drained() {
-            self.0.engine.leave_mirror(id).await.map(drop)
+            self.0.context.engine.leave_mirror(id).await.map(drop)
         } else if leaving {
             Ok(())
         } else {
-            self.0.engine.rejoin_mirror(id).await
+            self.0.context.engine.rejoin_mirror(id).await
         };
         if let Err(error) = result {
             tracing::warn!(volume = %id, %error, "leaving or rejoining the mirror failed");

@@ -2,7 +2,7 @@
 //! primaries.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use peer::NodeId;
@@ -46,7 +46,7 @@ impl Control {
         let (mut progress, mut last_report) = (ResyncProgress::default(), None);
         let (mut reopenings, mut repairs) =
             (ReopenBackoff::default(), repair::RepairState::default());
-        let mut requests = self.0.last_report_request.subscribe();
+        let mut requests = self.0.context.last_report_request.subscribe();
         let mut last_request = 0;
         loop {
             // Read before looking, so that the report is no older than the request that it answers.
@@ -55,9 +55,9 @@ impl Control {
                 self.scan_images(false).await;
                 last_request = request;
             }
-            let cores = self.0.engine.report(ReportScope::All).await;
+            let cores = self.0.context.engine.report(ReportScope::All).await;
             // A core that does not report may have sessions that are missing here.
-            let request = if cores.len() == self.0.engine.cores() { request } else { 0 };
+            let request = if cores.len() == self.0.context.engine.cores() { request } else { 0 };
             let report = NodeReport {
                 answers_request: request,
                 ..self.build_report(&cores, &mut progress).await
@@ -86,7 +86,9 @@ impl Control {
             .filter(|v| should_reopen(v, self.this_node()));
         let lost = lost.map(|v| v.id).collect();
         for id in reopenings.due(lost, Instant::now()) {
-            let Ok(change) = Arc::clone(&self.0.change_lock).try_read_owned() else { return };
+            let Ok(change) = Arc::clone(&self.0.context.change_lock).try_read_owned() else {
+                return;
+            };
             let control = self.clone();
             tokio::spawn(async move {
                 control.reopen_image(id).await;
@@ -96,10 +98,10 @@ impl Control {
     }
 
     async fn reopen_image(&self, id: Uuid) {
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         // Read again: it may have been reopened meanwhile.
-        let reports = self.0.engine.report(ReportScope::One(id)).await;
+        let reports = self.0.context.engine.report(ReportScope::One(id)).await;
         let mut volumes = reports.iter().flat_map(|core| &core.volumes);
         if volumes.any(|volume| volume.id == id && should_reopen(volume, self.this_node())) {
             let volume = self.volume_name(id);
@@ -115,12 +117,13 @@ impl Control {
         progress: &mut ResyncProgress,
     ) -> NodeReport {
         let nothing: &[(StoredVolumeRecord, Observed)] = &[];
-        let space = space::measure(self.this_node(), nothing, &self.0.settings.data_dir).await;
+        let space =
+            space::measure(self.this_node(), nothing, &self.0.context.settings.data_dir).await;
         let (bytes, free_bytes) = space.data_dir.unwrap_or_default();
         let mirrors = progress.report_mirrors(cores, self, Instant::now());
         let open_errors = self.open_errors();
         let sessions = self.session_counts(cores);
-        let membership = self.0.cluster_membership.as_ref();
+        let membership = self.0.context.cluster_membership.as_ref();
         let behind = membership
             .map(|membership| {
                 clock_findings::clocks_behind(
@@ -130,7 +133,7 @@ impl Control {
             })
             .unwrap_or_default();
         let store_member_error = membership.and_then(|membership| membership.store_member_error());
-        let pools = self.0.engine.pool_reports().await;
+        let pools = self.0.context.engine.pool_reports().await;
         let pools = pools.into_iter().map(|(name, report)| (name, report.free_bytes)).collect();
         let images = self.reported_images();
         NodeReport {
@@ -143,14 +146,20 @@ impl Control {
             store_member_error,
             pools,
             images,
-            repair_after_s: self.0.settings.cluster.repair_after.map_or(0, |after| after.as_secs()),
+            repair_after_s: self
+                .0
+                .context
+                .settings
+                .cluster
+                .repair_after
+                .map_or(0, |after| after.as_secs()),
             answers_request: 0,
         }
     }
 
     /// The volumes that cannot be opened here, and why.
     pub(super) fn open_errors(&self) -> BTreeMap<Uuid, String> {
-        let all = self.0.volumes.all();
+        let all = self.0.context.volumes.all();
         let errors = all.into_iter().filter_map(|(stored, observed)| match observed {
             Observed::OpenFailed { reason } | Observed::EraseFailed { reason } => {
                 Some((stored.record.id, reason))
@@ -170,37 +179,13 @@ impl Control {
             return Ok(());
         }
         let key = report::report_key(self.this_node());
-        let found = self.0.meta.get(&key).await?;
+        let found = self.0.context.meta.get(&key).await?;
         let expect = found.map_or(Precondition::Absent, |e| Precondition::AtRevision(e.revision));
         let value = serde_json::to_vec(&report).expect("names and numbers always serialise");
         let change = Change { key, precondition: expect, value: Some(value) };
-        self.0.meta.commit(vec![change]).await?;
+        self.0.context.meta.commit(vec![change]).await?;
         *last_report = Some(report);
         Ok(())
-    }
-
-    /// The last reports of the nodes.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub(super) async fn reports(&self) -> Result<BTreeMap<NodeId, NodeReport>, StoreError> {
-        let (entries, _) = self.0.meta.list(report::REPORTS).await?;
-        let node = |key: &str| key.strip_prefix(report::REPORTS)?.parse().ok().map(NodeId);
-        let mut read = self.0.reports.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = BTreeMap::new();
-        for (node, entry) in entries.iter().filter_map(|e| Some((node(&e.key)?, e))) {
-            // Parsing is slow, and reports are read more often than they change.
-            let report = match read.remove(&node).filter(|(at, _)| *at == entry.revision) {
-                Some((_, report)) => report,
-                None => match serde_json::from_slice(&entry.value) {
-                    Ok(report) => report,
-                    Err(_) => continue,
-                },
-            };
-            all.insert(node, (entry.revision, report));
-        }
-        read.clone_from(&all);
-        Ok(all.into_iter().map(|(node, (_, report))| (node, report)).collect())
     }
 
     /// Hands over one primary, if an operator prefers another node or another node leads far fewer.
@@ -213,7 +198,7 @@ impl Control {
         };
         let mut loads = BTreeMap::<NodeId, usize>::new();
         let mut led = Vec::new();
-        for volume in self.0.volumes.open_volumes(me) {
+        for volume in self.0.context.volumes.open_volumes(me) {
             let Some((mirror, _)) = volume.mirror else { continue };
             *loads.entry(mirror.primary).or_default() += 1;
             if mirror.primary == me {
@@ -224,9 +209,9 @@ impl Control {
                 led.push(LedVolume { volume, candidates, preferred_primary: prefer });
             }
         }
-        let balance = self.0.started.elapsed() >= REBALANCE_DELAY;
+        let balance = self.0.context.started.elapsed() >= REBALANCE_DELAY;
         for (volume, target) in plan_handovers(me, &led, &loads, balance) {
-            if let Err(error) = self.0.engine.switch_primary(volume, target).await {
+            if let Err(error) = self.0.context.engine.switch_primary(volume, target).await {
                 tracing::info!(%volume, node = %target, %error, "primary handover failed");
             }
         }

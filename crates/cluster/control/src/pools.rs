@@ -172,7 +172,8 @@ impl Control {
             Ok(read) => read,
             Err(error) => {
                 tracing::error!(%error, "cannot read pool records");
-                let (path, why) = (self.0.settings.data_dir.join("pools"), error.to_string());
+                let (path, why) =
+                    (self.0.context.settings.data_dir.join("pools"), error.to_string());
                 (Vec::new(), vec![DamagedPoolRecord { path, name: None, why }])
             }
         };
@@ -192,7 +193,7 @@ impl Control {
     pub(super) async fn maintain_pools(self) {
         loop {
             tokio::time::sleep(MAINTENANCE_INTERVAL).await;
-            let reports = self.0.engine.pool_reports().await;
+            let reports = self.0.context.engine.pool_reports().await;
             for name in self.0.pools.names() {
                 match reports.get(&name) {
                     Some(report) => {
@@ -216,7 +217,7 @@ impl Control {
         let paths = candidate_paths(record.paths()).await;
         // Does not wait for a disk that hangs; the pool handles it by itself.
         let search =
-            timeout(DATA_DIR_TIMEOUT, self.0.engine.reattach_pool_disks(name, paths)).await;
+            timeout(DATA_DIR_TIMEOUT, self.0.context.engine.reattach_pool_disks(name, paths)).await;
         if let Ok(Err(error)) = search {
             tracing::warn!(pool = %name, %error, "search for the disks of a pool failed");
         }
@@ -319,7 +320,7 @@ impl Control {
         record: &PoolRecord,
         patience: Duration,
     ) -> Result<PoolReport, BackingError> {
-        let (engine, deadline) = (&self.0.engine, Instant::now() + patience);
+        let (engine, deadline) = (&self.0.context.engine, Instant::now() + patience);
         let wanted = record.disks.iter().filter(|d| !d.is_out).count();
         loop {
             let paths = record.paths();
@@ -352,28 +353,28 @@ impl Control {
 
     /// Publishes this node's pools in a fresh report.
     fn request_own_report(&self) {
-        self.0.last_report_request.send_modify(|_| {});
+        self.0.context.last_report_request.send_modify(|_| {});
     }
 
     /// Retries the volumes that failed to open without their pool.
     async fn retry_pool_volumes(&self, name: &PoolName) {
-        for (stored, observed) in self.0.volumes.all() {
+        for (stored, observed) in self.0.context.volumes.all() {
             if !matches!(observed, Observed::OpenFailed { .. } | Observed::EraseFailed { .. })
                 || self.pool_name_of(&stored.record) != Some(name)
             {
                 continue;
             }
             let id = stored.record.id;
-            let lock = self.0.volumes.lock_of(id);
+            let lock = self.0.context.volumes.lock_of(id);
             let _held = lock.lock().await;
-            self.0.volumes.clear_failure(id);
+            self.0.context.volumes.clear_failure(id);
             self.reconcile_locked(id).await;
         }
     }
 
     async fn finish_pool_deletion(&self, record: &PoolRecord) {
         let name = &record.name;
-        let destroyed = self.0.engine.destroy_pool(name).await;
+        let destroyed = self.0.context.engine.destroy_pool(name).await;
         if let Err(error) = &destroyed {
             tracing::warn!(pool = %name, %error, "cannot delete the pool yet");
             self.0.pools.observe(name, PoolObserved::Open);
@@ -428,7 +429,7 @@ impl Control {
 
     /// The facts about all pools.
     pub(super) async fn pool_facts(&self) -> Vec<PoolFacts> {
-        let reports = self.0.engine.pool_reports().await;
+        let reports = self.0.context.engine.pool_reports().await;
         let mut facts = self.0.pools.facts(&reports);
         for pool in &mut facts {
             pool.volumes = self.volumes_in_pool(&pool.record.name);
@@ -438,7 +439,7 @@ impl Control {
 
     /// The volumes with a replica in a pool of this node, by name.
     pub(super) fn volumes_in_pool(&self, name: &PoolName) -> Vec<(Uuid, String)> {
-        let all = self.0.volumes.all();
+        let all = self.0.context.volumes.all();
         let within = all.iter().filter(|(s, _)| self.pool_name_of(&s.record) == Some(name));
         within.map(|(s, _)| (s.record.id, s.record.name.to_string())).collect()
     }

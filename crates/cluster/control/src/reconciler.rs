@@ -34,7 +34,7 @@ enum StepOutcome {
 impl Control {
     /// Reconciles a volume: takes steps until none is left.
     pub(super) async fn reconcile_volume(&self, id: Uuid) {
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         self.reconcile_locked(id).await;
     }
@@ -51,14 +51,14 @@ impl Control {
     /// # Errors
     /// [`StoreError`]; the volume then stays as it is.
     pub(super) async fn try_reconcile(&self, id: Uuid) -> Result<(), StoreError> {
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         self.try_reconcile_locked(id).await
     }
 
     /// [`Self::reconcile_volume`] with records from a list of the store.
     pub(super) async fn reconcile_with(&self, id: Uuid, records: VolumeRecords) {
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         if let Err(error) = self.try_reconcile_with(id, Some(records)).await {
             tracing::error!(volume = %id, %error, "reconciliation of a volume failed");
@@ -74,27 +74,33 @@ impl Control {
         id: Uuid,
         known: Option<VolumeRecords>,
     ) -> Result<(), StoreError> {
-        let mut known = known.filter(|known| !self.0.volumes.is_older_than_known(id, known));
+        let mut known =
+            known.filter(|known| !self.0.context.volumes.is_older_than_known(id, known));
         for _ in 0..MAX_RECONCILE_STEPS {
             let records = match known.take() {
                 Some(records) => records,
                 None => self.read_records(id).await?,
             };
-            self.0.volumes.update_records(id, &records);
+            self.0.context.volumes.update_records(id, &records);
             let mirror = self.mirror_state(&records);
-            let observed = self.0.volumes.observed(id);
+            let observed = self.0.context.volumes.observed(id);
             if self.must_change_core(&records, &observed) {
                 self.close_to_change_core(id).await;
                 continue;
             }
-            let step = next_step(records.stored.as_ref(), mirror, self.this_process(), &observed);
+            let step = next_step(
+                records.stored.as_ref(),
+                mirror,
+                self.0.context.this_process(),
+                &observed,
+            );
             if matches!(step, Step::Idle | Step::Erase | Step::RemovePlacement | Step::RemoveRecord)
             {
                 self.publish_unavailable(id).await;
             }
             if step == Step::Idle {
                 if records.stored.is_none() {
-                    self.0.volumes.forget_volume(id);
+                    self.0.context.volumes.forget_volume(id);
                 }
                 return Ok(());
             }
@@ -123,14 +129,14 @@ impl Control {
         matches!(observed, Observed::Open { .. })
             && record.is_some_and(|r| {
                 r.stage == VolumeStage::Ready
-                    && self.0.engine.must_change_core(r.id, r.target_owner())
+                    && self.0.context.engine.must_change_core(r.id, r.target_owner())
             })
     }
 
     /// Closes a volume so that it opens on another core. Other nodes go on without a pause.
     async fn close_to_change_core(&self, id: Uuid) {
         if self.joined_cluster().is_some()
-            && let Err(error) = self.0.engine.leave_mirror(id).await
+            && let Err(error) = self.0.context.engine.leave_mirror(id).await
         {
             tracing::debug!(volume = %id, %error, "cannot leave the mirror before moving to \
                 another core");
@@ -142,19 +148,10 @@ impl Control {
     async fn read_records(&self, id: Uuid) -> Result<VolumeRecords, StoreError> {
         let stored = self.read_volume_record(id).await?;
         let mirror = match self.joined_cluster() {
-            Some(_) => mirror_records::get_record(&*self.0.meta, id).await?,
+            Some(_) => mirror_records::get_record(&*self.0.context.meta, id).await?,
             None => None,
         };
         Ok(VolumeRecords { stored, mirror })
-    }
-
-    /// Reads the current record of a volume from the store.
-    pub(super) async fn read_volume_record(
-        &self,
-        id: Uuid,
-    ) -> Result<Option<StoredVolumeRecord>, StoreError> {
-        let entry = self.0.meta.get(&record::volume_key(id)).await?;
-        entry.as_ref().map(record::decode).transpose()
     }
 
     fn mirror_state<'a>(&self, records: &'a VolumeRecords) -> MirrorState<'a> {
@@ -219,7 +216,7 @@ impl Control {
     ) -> Result<(), StoreError> {
         let StoredVolumeRecord { mut record, revision } = stored;
         change(&mut record);
-        self.0.meta.commit(record.replace_changes(revision)).await.map(drop)
+        self.0.context.meta.commit(record.replace_changes(revision)).await.map(drop)
     }
 
     /// Creates the image. Remains of an attempt by an earlier run are removed first.
@@ -229,7 +226,7 @@ impl Control {
             matches!(placement.stage, PlacementStage::Creating { force: true })
         });
         let created = self.create_image(record, force).await;
-        self.0.volumes.observe(record.id, Observed::Closed);
+        self.0.context.volumes.observe(record.id, Observed::Closed);
         fault_point::reach(FaultPoint::VolumeImageCreated);
         self.record_image_creation(stored, created).await
     }
@@ -244,7 +241,7 @@ impl Control {
             return Err(e);
         }
         self.erase_image(record).await?;
-        self.0.engine.create_image(record, force).await
+        self.0.context.engine.create_image(record, force).await
     }
 
     async fn record_image_creation(
@@ -260,7 +257,7 @@ impl Control {
                 PlacementStage::Failed { reason: e.to_string() }
             }
         };
-        self.0.volumes.set_creation_error(id, created.as_ref().err().cloned());
+        self.0.context.volumes.set_creation_error(id, created.as_ref().err().cloned());
         let image = created.ok();
         self.update_record(stored, |record| {
             if let Some(image) = image {
@@ -283,7 +280,7 @@ impl Control {
             changes.push(mirror_records::creation(record.id, &initial_mirror_record(&record)));
         }
         fault_point::reach(FaultPoint::VolumeImagesComplete);
-        self.0.meta.commit(changes).await?;
+        self.0.context.meta.commit(changes).await?;
         fault_point::reach(FaultPoint::VolumeCreated);
         tracing::info!(volume = %record.name, id = %record.id, bytes = record.size_bytes, "created");
         Ok(())
@@ -292,7 +289,7 @@ impl Control {
     async fn inspect_image(&self, stored: StoredVolumeRecord) -> Result<StepOutcome, StoreError> {
         let id = stored.record.id;
         let inspected = match self.check_pool_of(&stored.record) {
-            Ok(()) => self.0.engine.inspect_image(&stored.record).await,
+            Ok(()) => self.0.context.engine.inspect_image(&stored.record).await,
             Err(e) => Err(e),
         };
         match inspected {
@@ -302,7 +299,7 @@ impl Control {
                 Ok(StepOutcome::Done)
             }
             Err(e) => {
-                self.0.volumes.observe(id, Observed::OpenFailed { reason: e.to_string() });
+                self.0.context.volumes.observe(id, Observed::OpenFailed { reason: e.to_string() });
                 Ok(StepOutcome::RetryLater)
             }
         }
@@ -311,7 +308,7 @@ impl Control {
     async fn open_volume(&self, stored: &StoredVolumeRecord) {
         let record = &stored.record;
         let opened = match self.check_pool_of(record) {
-            Ok(()) => self.0.engine.open(record).await,
+            Ok(()) => self.0.context.engine.open(record).await,
             Err(e) => Err(e),
         };
         let observed = match opened {
@@ -324,15 +321,15 @@ impl Control {
         if let Observed::OpenFailed { reason } = &observed {
             tracing::error!(volume = %record.name, reason, "volume is offline");
         }
-        self.0.volumes.observe(record.id, observed);
+        self.0.context.volumes.observe(record.id, observed);
         self.apply_drain(record.id).await;
     }
 
     /// Ends the export of a volume and closes it.
     pub(super) async fn close_volume(&self, id: Uuid, erased: bool) {
-        self.0.volumes.observe(id, Observed::Closed);
+        self.0.context.volumes.observe(id, Observed::Closed);
         self.publish_unavailable(id).await;
-        if let Err(error) = self.0.engine.close(id, erased).await {
+        if let Err(error) = self.0.context.engine.close(id, erased).await {
             tracing::error!(volume = %id, %error, "a volume did not close cleanly");
         }
     }
@@ -361,7 +358,7 @@ impl Control {
             _ => return Ok(StepOutcome::RetryLater),
         };
         match change {
-            Ok(change) => self.0.meta.commit(vec![change]).await.map(|_| StepOutcome::Done),
+            Ok(change) => self.0.context.meta.commit(vec![change]).await.map(|_| StepOutcome::Done),
             Err(why) => {
                 tracing::warn!(volume = %record.name, %why, "cannot change the replicas of the \
                     volume now");
@@ -372,7 +369,7 @@ impl Control {
 
     /// Asks the mirror to go on without this replica; the mirror refuses if it is the last.
     async fn leave_mirror(&self, record: &VolumeRecord) -> StepOutcome {
-        match self.0.engine.leave_mirror(record.id).await {
+        match self.0.context.engine.leave_mirror(record.id).await {
             Ok(true) => StepOutcome::Done,
             Ok(false) => {
                 tracing::info!(volume = %record.name, "no other replica can take over; keeping \
@@ -388,7 +385,7 @@ impl Control {
 
     async fn erase_image(&self, record: &VolumeRecord) -> Result<(), BackingError> {
         self.check_pool_of(record)?;
-        self.0.engine.erase_image_of(record).await
+        self.0.context.engine.erase_image_of(record).await
     }
 
     async fn erase_replica(&self, record: &VolumeRecord) {
@@ -404,7 +401,7 @@ impl Control {
             }
         };
         fault_point::reach(FaultPoint::VolumeImageErased);
-        self.0.volumes.observe(record.id, observed);
+        self.0.context.volumes.observe(record.id, observed);
     }
 
     /// Removes this replica from the record. The node that removes the last one of a volume that is
@@ -424,7 +421,7 @@ impl Control {
             record.placements.retain(|placement| placement.node != me);
         })
         .await?;
-        self.0.volumes.observe(id, Observed::Closed);
+        self.0.context.volumes.observe(id, Observed::Closed);
         Ok(())
     }
 
@@ -434,12 +431,12 @@ impl Control {
         mirror: Option<(MirrorConfig, Revision)>,
     ) -> Result<(), StoreError> {
         let StoredVolumeRecord { record, revision } = stored;
-        let name = self.0.meta.get(&record::name_key(&record.name)).await?;
+        let name = self.0.context.meta.get(&record::name_key(&record.name)).await?;
         let name = name.map(|e| e.revision).unwrap_or_default();
         let mut changes = record.remove_changes(*revision, name);
         changes.extend(mirror.map(|(_, at)| mirror_records::removal(record.id, at)));
-        self.0.meta.commit(changes).await?;
-        self.0.volumes.observe(record.id, Observed::Closed);
+        self.0.context.meta.commit(changes).await?;
+        self.0.context.volumes.observe(record.id, Observed::Closed);
         tracing::info!(volume = %record.name, id = %record.id, "deleted");
         Ok(())
     }

@@ -30,15 +30,15 @@ impl Control {
         &self,
         request: RecoverClusterRequest,
     ) -> Result<RecoveryPlan, ApiError> {
-        self.check_data_node()?;
-        let name = &self.0.settings.name;
+        self.0.context.check_data_node()?;
+        let name = &self.0.context.settings.name;
         if let Some(confirm) = request.confirm.as_ref().filter(|confirm| *confirm != name) {
             let message = format!("the confirmation names {confirm}, but this node is {name}");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message)
                 .with_hint("confirm with the name of this node"));
         }
         if let Some(membership) =
-            self.0.cluster_membership.clone().filter(|_| self.joined_cluster().is_none())
+            self.0.context.cluster_membership.clone().filter(|_| self.joined_cluster().is_none())
         {
             let control = self.clone();
             // This also works while the node does not serve.
@@ -61,7 +61,9 @@ impl Control {
                 "wait until it has joined, or `windrose cluster leave --force`",
             ));
         }
-        if let Some(wait) = self.startup_wait().filter(|wait| wait.is_removed_from_cluster) {
+        if let Some(wait) =
+            self.0.context.startup_wait().filter(|wait| wait.is_removed_from_cluster)
+        {
             return Err(conflict(
                 format!("nothing was recovered: {}", wait.reason),
                 &wait.next_step,
@@ -78,7 +80,7 @@ impl Control {
             reason: why,
         };
         let plan = RecoveryPlan {
-            node: self.0.settings.name.clone(),
+            node: self.0.context.settings.name.clone(),
             store: Some(store),
             volumes: Vec::new(),
             unresponsive_nodes: Vec::new(),
@@ -88,10 +90,10 @@ impl Control {
             return Ok(plan);
         }
         let protection = renew_protection(&identity.transport_security)?;
-        let next = first_node_identity(&self.0.settings, identity.node, protection)?;
+        let next = first_node_identity(&self.0.context.settings, identity.node, protection)?;
         tracing::warn!(old = %identity.cluster, new = %next.cluster, "metadata store replaced by an operator");
         membership.move_to_new_cluster(&next).await.map_err(|e| identity_error(&e))?;
-        self.0.restart.send_replace(true);
+        self.0.context.restart.send_replace(true);
         Ok(plan)
     }
 
@@ -101,7 +103,7 @@ impl Control {
         request: &RecoverClusterRequest,
     ) -> Result<RecoveryPlan, ApiError> {
         if self.joined_cluster().is_some() {
-            nodes::get_cluster(&*self.0.meta).await.map_err(|e| store_unreachable(&e))?;
+            nodes::get_cluster(&*self.0.context.meta).await.map_err(|e| store_unreachable(&e))?;
         }
         let (replicas, silent) = self.collect_replica_images().await?;
         let mut by_volume = BTreeMap::<Uuid, Vec<(ReplicaImage, bool)>>::new();
@@ -120,7 +122,7 @@ impl Control {
             self.scan_images(false).await;
         }
         Ok(RecoveryPlan {
-            node: self.0.settings.name.clone(),
+            node: self.0.context.settings.name.clone(),
             store: None,
             volumes,
             unresponsive_nodes: silent,
@@ -196,7 +198,7 @@ impl Control {
         stored: StoredVolumeRecord,
     ) -> Result<(), ApiError> {
         let StoredVolumeRecord { mut record, revision } = stored;
-        let current = mirror_records::get_record(&*self.0.meta, record.id)
+        let current = mirror_records::get_record(&*self.0.context.meta, record.id)
             .await
             .map_err(|e| store_error(&e))?;
         let known = current.as_ref().map_or(0, |(mirror, _)| mirror.epoch.0);
@@ -222,7 +224,7 @@ impl Control {
             Some((_, at)) => mirror_records::replacement(record.id, at, &next),
             None => mirror_records::creation(record.id, &next),
         });
-        self.0.meta.commit(changes).await.map_err(|e| store_error(&e))?;
+        self.0.context.meta.commit(changes).await.map_err(|e| store_error(&e))?;
         tracing::warn!(volume = %record.name, epoch = next.epoch.0, "mirror configuration replaced by an operator");
         Ok(())
     }

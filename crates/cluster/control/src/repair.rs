@@ -51,7 +51,7 @@ impl Control {
             return;
         }
         let now = Timestamp { at: Instant::now(), wall_s: now_s() };
-        let volumes = self.0.volumes.ready_volumes(self.this_node());
+        let volumes = self.0.context.volumes.ready_volumes(self.this_node());
         let down = self.down_nodes(&volumes).await;
         let RepairState { history, placement_attempts: attempts } = repairs;
         history.observe_nodes(now, down.as_ref().ok());
@@ -72,8 +72,8 @@ impl Control {
         let led: Vec<_> = mirrored.iter().filter(is_primary).collect();
         let repaired = led.iter().filter_map(|(record, _)| record.repair.as_ref());
         let mut policy = RepairPolicy {
-            delay: self.0.settings.cluster.repair_after,
-            max_concurrent: self.0.settings.cluster.resyncs,
+            delay: self.0.context.settings.cluster.repair_after,
+            max_concurrent: self.0.context.settings.cluster.resyncs,
             // Repairs on nodes that are down do not count.
             running: repaired.filter(|repair| !history.is_down(repair.node)).count(),
         };
@@ -108,7 +108,7 @@ impl Control {
 
     /// The nodes that are down by the store, except for drained ones.
     async fn down_nodes(&self, volumes: &[ReadyVolume]) -> Result<BTreeSet<NodeId>, StoreError> {
-        let alive = nodes::list_alive(&*self.0.meta).await?;
+        let alive = nodes::list_alive(&*self.0.context.meta).await?;
         let me = self.this_node();
         if !alive.contains(&me) {
             // A node that is down by the store must not judge others.
@@ -129,12 +129,12 @@ impl Control {
         policy: &mut RepairPolicy,
         now: Timestamp,
     ) -> Option<MissingReplica> {
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         // Another change is in progress: the next round retries.
         let Ok(_held) = lock.try_lock() else { return None };
         let StoredVolumeRecord { mut record, revision } =
             self.read_volume_record(id).await.ok()??;
-        let (mirror, at) = mirror_records::get_record(&*self.0.meta, id).await.ok()??;
+        let (mirror, at) = mirror_records::get_record(&*self.0.context.meta, id).await.ok()??;
         if mirror.primary != self.this_node() {
             return None;
         }
@@ -170,7 +170,7 @@ impl Control {
         let mut changes = record.replace_changes(revision);
         // Unchanged: makes the commit fail if the mirror has changed since the decision.
         changes.push(mirror_records::replacement(record.id, at, mirror));
-        self.0.meta.commit(changes).await.map(drop)
+        self.0.context.meta.commit(changes).await.map(drop)
     }
 
     /// Logs the action, and records failures.
@@ -229,7 +229,7 @@ impl Control {
         let why = match wait {
             WaitReason::Disabled => format!(
                 "automatic repair is disabled (cluster.repair_after_s is \"off\" at node {})",
-                self.0.settings.name
+                self.0.context.settings.name
             ),
             WaitReason::NotDue(due) => {
                 format!("a replacement is created automatically from {}", format_utc(due.wall_s))
@@ -344,7 +344,7 @@ impl Control {
 
     /// How many bytes a replica of a volume takes, and by node what replicas being made still need.
     async fn space_needed(&self, record: &VolumeRecord) -> (u64, BTreeMap<NodeId, u64>) {
-        let volumes = self.0.volumes.all();
+        let volumes = self.0.context.volumes.all();
         let space = self.space_of(&volumes).await;
         let need = |record: &VolumeRecord| {
             let taken = space.allocated.get(&record.id).filter(|_| record.thin);

@@ -225,7 +225,7 @@ impl Control {
     async fn await_switch(&self, name: &VolumeName, node: NodeId) {
         let deadline = Instant::now() + SWITCH_TIMEOUT;
         let is_primary = || {
-            let mirror = self.0.volumes.mirror(self.volume_id(name).ok()?)?;
+            let mirror = self.0.context.volumes.mirror(self.volume_id(name).ok()?)?;
             Some(mirror.primary == node || mirror.member(node).is_none())
         };
         while is_primary() == Some(false) && Instant::now() < deadline {
@@ -260,17 +260,17 @@ impl Control {
             ));
         }
         let id = self.volume_id(name)?;
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
-        if matches!(self.0.volumes.observed(id), Observed::Open { .. }) {
+        if matches!(self.0.context.volumes.observed(id), Observed::Open { .. }) {
             return Err(conflict(format!("volume {name} is open on this node"))
                 .with_hint("there is nothing to take over"));
         }
         tracing::warn!(volume = %name, "image taken over by an operator");
-        self.0.engine.take_over_at_next_open(id);
-        self.0.volumes.clear_failure(id);
+        self.0.context.engine.take_over_at_next_open(id);
+        self.0.context.volumes.clear_failure(id);
         self.reconcile_locked(id).await;
-        match self.0.volumes.observed(id) {
+        match self.0.context.volumes.observed(id) {
             Observed::OpenFailed { reason } | Observed::EraseFailed { reason } => {
                 Err(ApiError::new(ErrorCode::Backing, format!("volume {name}: {reason}")))
             }
@@ -306,7 +306,7 @@ impl Control {
             ));
         }
         let id = self.volume_id(name)?;
-        let Some(mirror) = self.0.volumes.mirror(id) else {
+        let Some(mirror) = self.0.context.volumes.mirror(id) else {
             return Err(conflict(format!("volume {name} has no replicas yet")));
         };
         let (me, cluster) = (self.this_node(), self.cluster_view(&[]).await.unwrap_or_default());
@@ -334,7 +334,7 @@ impl Control {
         let others: Vec<_> = mirror.others(me).map(|m| m.node).collect();
         check_not_running(&cluster, &others, name)?;
         tracing::warn!(volume = %name, "replica forced to become primary by an operator");
-        let forced = self.0.engine.force_primary(id).await;
+        let forced = self.0.context.engine.force_primary(id).await;
         forced.map_err(|e| backing_error(name, &e))?;
         self.await_forced(id, name).await?;
         self.volume_by_id(id).await
@@ -358,7 +358,7 @@ impl Control {
 
     /// Why the replica here does not serve; `None` if it does.
     async fn local_not_serving_reason(&self, id: Uuid) -> Option<NotServingReason> {
-        let reports = self.0.engine.report(ReportScope::One(id)).await;
+        let reports = self.0.context.engine.report(ReportScope::One(id)).await;
         let mirror = reports.iter().flat_map(|r| &r.volumes).find_map(|v| v.mirror.as_ref());
         mirror.map_or(Some(NotServingReason::ConfigUnread { store_unavailable: false }), |mirror| {
             mirror.status.not_serving.clone()
@@ -378,10 +378,10 @@ impl Control {
         self.require_cluster()?;
         let id = self.volume_id(name)?;
         let source = source.map(|node| self.node_by_name(&node)).transpose()?;
-        let Some((stored, _)) = self.0.volumes.get(id) else {
+        let Some((stored, _)) = self.0.context.volumes.get(id) else {
             return Err(ApiError::new(ErrorCode::NotFound, "the volume was deleted just now"));
         };
-        let mirror = self.0.volumes.mirror(id);
+        let mirror = self.0.context.volumes.mirror(id);
         check_comparable(name, &stored.record, mirror.as_ref())?;
         let primary = mirror.map(|m| m.primary);
         if let Some(primary) = primary.filter(|p| *p != self.this_node()) {
@@ -393,7 +393,7 @@ impl Control {
                 ),
             ));
         }
-        let found = self.0.engine.verify(id, source).await;
+        let found = self.0.context.engine.verify(id, source).await;
         let found = found.map_err(|e| backing_error(name, &e))?;
         let left_out = stored.record.placements.iter().map(|p| p.node);
         let left_out: Vec<_> = left_out.filter(|node| !found.nodes.contains(node)).collect();
@@ -439,8 +439,9 @@ impl Control {
             primary: self.this_node(),
         });
         for _ in 0..COMMIT_ATTEMPTS {
-            let mirror =
-                mirror_records::get_record(&*self.0.meta, id).await.map_err(|e| store_error(&e))?;
+            let mirror = mirror_records::get_record(&*self.0.context.meta, id)
+                .await
+                .map_err(|e| store_error(&e))?;
             let Some((mirror, at)) = mirror else { return Ok(()) };
             // Earlier results stay for replicas that were not compared.
             let compared =
@@ -452,7 +453,8 @@ impl Control {
             else {
                 return Ok(());
             };
-            let put = self.0.meta.commit(vec![mirror_records::replacement(id, at, &next)]).await;
+            let put =
+                self.0.context.meta.commit(vec![mirror_records::replacement(id, at, &next)]).await;
             match put {
                 Err(StoreError::Conflict { .. }) => {}
                 put => return put.map(drop).map_err(|e| store_error(&e)),
@@ -481,7 +483,7 @@ impl Control {
         self.run_to_completion(async move {
             let id = control.volume_id(&name)?;
             let free = control.free_space_by_node(&new.unwrap_or_default()).await;
-            let lock = control.0.volumes.lock_of(id);
+            let lock = control.0.context.volumes.lock_of(id);
             let _held = lock.lock().await;
             let StoredVolumeRecord { mut record, revision } =
                 control.ready_volume(id, &name).await?;
@@ -490,7 +492,7 @@ impl Control {
             {
                 control.check_can_drop_replica(&record, node).await?;
             }
-            let mirror = mirror_records::get_record(&*control.0.meta, id).await;
+            let mirror = mirror_records::get_record(&*control.0.context.meta, id).await;
             let Some((mirror, at)) = mirror.map_err(|e| store_error(&e))? else {
                 return Err(conflict(format!("volume {name} has no mirror yet"))
                     .with_hint("its node must open it first; see `windrose status`"));
@@ -509,7 +511,7 @@ impl Control {
             let mut changes = record.replace_changes(revision);
             // Unchanged: makes the commit fail if the mirror has changed since the decision.
             changes.push(mirror_records::replacement(id, at, &context.mirror));
-            let committed = control.0.meta.commit(changes).await;
+            let committed = control.0.context.meta.commit(changes).await;
             control.reconcile_locked(id).await;
             committed.map_err(|e| store_error(&e))?;
             control.volume_by_id(id).await
@@ -527,7 +529,7 @@ impl Control {
                 .map(|(node, report)| (node, report.data_dir_free_bytes))
                 .collect();
         };
-        let own = self.0.engine.pool_reports().await;
+        let own = self.0.context.engine.pool_reports().await;
         let here = own.get(pool).map(|report| (self.this_node(), report.free_bytes));
         let reported = reports.into_iter().filter(|(node, _)| *node != self.this_node());
         let reported = reported.filter_map(|(node, report)| Some((node, *report.pools.get(pool)?)));
@@ -570,14 +572,14 @@ impl Control {
         let Some(joined) = self.joined_cluster() else {
             return vec![Candidate {
                 node: self.this_node(),
-                name: self.0.settings.name.clone(),
+                name: self.0.context.settings.name.clone(),
                 failure_domain: String::new(),
                 exclusion: None,
                 free_bytes: 0,
                 replicas: 0,
             }];
         };
-        let volumes = self.0.volumes.all();
+        let volumes = self.0.context.volumes.all();
         let copies = |node: NodeId| {
             volumes.iter().filter(|(s, _)| s.record.placement(node).is_some()).count()
         };
@@ -626,7 +628,7 @@ impl Control {
 
     fn data_dir_of(&self, node: NodeId) -> Result<std::path::PathBuf, ApiError> {
         if node == self.this_node() {
-            return Ok(self.0.settings.data_dir.clone());
+            return Ok(self.0.context.settings.data_dir.clone());
         }
         let nodes = self.joined_cluster().map(|m| m.nodes.borrow());
         let record = nodes.as_ref().and_then(|nodes| nodes.get(&node));
@@ -659,30 +661,6 @@ impl Control {
             ApiError::new(ErrorCode::NotFound, format!("there is no node {name}"))
                 .with_hint("`windrose cluster nodes` shows the nodes")
         })
-    }
-
-    /// The name of a volume.
-    pub(super) fn volume_name(&self, id: Uuid) -> String {
-        let known = self.0.volumes.get(id);
-        known.map_or_else(|| id.to_string(), |(stored, _)| stored.record.name.to_string())
-    }
-
-    /// The name of a node.
-    pub(super) fn node_name(&self, node: NodeId) -> String {
-        let nodes = self.joined_cluster().map(|m| m.nodes.borrow());
-        let known = nodes.as_ref().and_then(|nodes| Some(nodes.get(&node)?.record.name.clone()));
-        known.unwrap_or_else(|| {
-            if node == self.this_node() {
-                self.0.settings.name.clone()
-            } else {
-                format!("number {node}")
-            }
-        })
-    }
-
-    /// Whether this node keeps replicas.
-    pub(super) fn is_data_node(&self) -> bool {
-        self.joined_cluster().is_none_or(|m| m.role == Role::Data)
     }
 
     fn require_cluster(&self) -> Result<(), ApiError> {

@@ -35,16 +35,16 @@ impl Control {
     pub(super) async fn watch_report_requests(self) {
         let key = report::report_request_key(self.this_node());
         let received = |at: Revision| {
-            self.0.last_report_request.send_if_modified(|last| {
+            self.0.context.last_report_request.send_if_modified(|last| {
                 let new = at.0 > *last;
                 *last = at.0.max(*last);
                 new
             });
         };
         loop {
-            if let Ok((entries, revision)) = self.0.meta.list(&key).await {
+            if let Ok((entries, revision)) = self.0.context.meta.list(&key).await {
                 entries.iter().filter(|e| e.key == key).for_each(|e| received(e.revision));
-                let mut watch = self.0.meta.watch(&key, revision);
+                let mut watch = self.0.context.meta.watch(&key, revision);
                 while let Ok(event) = watch.next_event().await {
                     // The prefix also matches other nodes: node 10 for node 1.
                     if event.key == key {
@@ -58,7 +58,7 @@ impl Control {
 
     /// Numbers of initiator sessions here, by volume.
     pub(super) fn session_counts(&self, cores: &[CoreReport]) -> BTreeMap<Uuid, u32> {
-        let volumes = self.0.volumes.all();
+        let volumes = self.0.context.volumes.all();
         let ids: BTreeMap<_, _> =
             volumes.iter().map(|(s, _)| (&s.record.name, s.record.id)).collect();
         let mut counts = BTreeMap::new();
@@ -120,12 +120,12 @@ impl Control {
             let mut changes = Vec::new();
             for node in nodes {
                 let key = report::report_request_key(*node);
-                let current = self.0.meta.get(&key).await?;
+                let current = self.0.context.meta.get(&key).await?;
                 let expect =
                     current.map_or(Precondition::Absent, |e| Precondition::AtRevision(e.revision));
                 changes.push(Change { key, precondition: expect, value: Some(Vec::new()) });
             }
-            match self.0.meta.commit(changes).await {
+            match self.0.context.meta.commit(changes).await {
                 // Another request was written at the same time.
                 Err(StoreError::Conflict { .. }) => {}
                 request => return request,

@@ -13,7 +13,7 @@ impl Control {
     /// does not serve it now.
     pub async fn reservations(&self, name: &VolumeName) -> Result<Reservations, ApiError> {
         let id = self.volume_id(name)?;
-        let table = self.0.engine.reservations(id).await;
+        let table = self.0.context.engine.reservations(id).await;
         Ok(reservations_info(&table.map_err(|e| backing_error(name, &e))?))
     }
 
@@ -24,7 +24,7 @@ impl Control {
     pub async fn clear_reservations(&self, name: &VolumeName) -> Result<Reservations, ApiError> {
         let id = self.volume_id(name)?;
         tracing::warn!(volume = %name, "reservations cleared by an operator");
-        let cleared = self.0.engine.clear_reservations(id).await;
+        let cleared = self.0.context.engine.clear_reservations(id).await;
         cleared.map_err(|e| backing_error(name, &e))?;
         self.reservations(name).await
     }

@@ -24,13 +24,13 @@ impl Control {
     pub(super) async fn publish_space_periodically(self) {
         loop {
             tokio::time::sleep(PUBLISH_INTERVAL).await;
-            self.publish_space(self.0.volumes.all()).await;
+            self.publish_space(self.0.context.volumes.all()).await;
         }
     }
 
     /// The same for one volume, at once.
     pub(super) async fn publish_space_of(&self, id: Uuid) {
-        self.publish_space(self.0.volumes.get(id).into_iter().collect()).await;
+        self.publish_space(self.0.context.volumes.get(id).into_iter().collect()).await;
     }
 
     async fn publish_space(&self, mut volumes: Vec<(StoredVolumeRecord, Observed)>) {
@@ -39,15 +39,15 @@ impl Control {
             return;
         }
         let space = self.space_of(&volumes).await;
-        self.0.engine.publish_space(space.per_volume()).await;
+        self.0.context.engine.publish_space(space.per_volume()).await;
     }
 }
 
 impl Control {
     /// The space of volumes.
     pub(super) async fn space_of(&self, volumes: &[(StoredVolumeRecord, Observed)]) -> SpaceUsage {
-        let look = measure(self.this_node(), volumes, &self.0.settings.data_dir);
-        let (mut space, pools) = tokio::join!(look, self.0.engine.pool_reports());
+        let look = measure(self.this_node(), volumes, &self.0.context.settings.data_dir);
+        let (mut space, pools) = tokio::join!(look, self.0.context.engine.pool_reports());
         space.add_pools(self.this_node(), volumes, &pools);
         space
     }

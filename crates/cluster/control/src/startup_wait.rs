@@ -4,11 +4,9 @@ use ::cluster::etcd_member::PermanentFailure;
 use ::cluster::identity::{ClusterIdentity, MembershipStage};
 use ::cluster::node_membership::JoinError;
 use ::cluster::store::StoreError;
-use api::{ApiError, ErrorCode};
 use status::UNTRUSTED_STORE_HINT;
 use status::startup_wait::{REJOIN_HINT, RETRIES_HINT, StartupWait};
 
-use super::Control;
 use membership::MembershipError;
 
 /// A wait for `error` to end, described by `what`, at the node `name`.
@@ -55,20 +53,6 @@ fn lost_store_member_hint(name: &str) -> String {
          with a new token. If they are lost for good too: windrose cluster recover --dry-run. \
          Images are kept"
     )
-}
-
-impl Control {
-    /// The error for changes while this node does not serve.
-    pub(super) fn not_serving(&self) -> ApiError {
-        match self.startup_wait() {
-            Some(wait) => {
-                let message = format!("this node waits for its cluster: {}", wait.reason);
-                ApiError::new(ErrorCode::Unavailable, message).with_hint(wait.next_step)
-            }
-            None => ApiError::new(ErrorCode::Unavailable, "the node is starting or stopping")
-                .with_hint("try again in a moment"),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -34,14 +34,15 @@ impl Control {
         force: bool,
     ) -> Result<Volume, ApiError> {
         let id = self.volume_id(name)?;
-        let (now, _) = self.0.volumes.get(id).ok_or_else(|| no_such_target(name.as_str()))?;
+        let (now, _) =
+            self.0.context.volumes.get(id).ok_or_else(|| no_such_target(name.as_str()))?;
         let owner = match &request.target {
             Some(target) => self.find_target(target, &now.record)?,
             None => now.record.target_owner(),
         };
         let involved = BTreeSet::from([id, owner, now.record.target_owner()]);
         // In a fixed order, to avoid deadlocks.
-        let locks: Vec<_> = involved.iter().map(|id| self.0.volumes.lock_of(*id)).collect();
+        let locks: Vec<_> = involved.iter().map(|id| self.0.context.volumes.lock_of(*id)).collect();
         let mut guards = Vec::new();
         for lock in &locks {
             guards.push(lock.lock().await);
@@ -72,7 +73,7 @@ impl Control {
             Some(record.replace_changes(*revisions.get(id)?))
         };
         let changes = changed.iter().filter_map(replace).flatten().collect();
-        let committed = self.0.meta.commit(changes).await;
+        let committed = self.0.context.meta.commit(changes).await;
         for (id, _) in &changed {
             self.reconcile_locked(*id).await;
         }
@@ -86,7 +87,7 @@ impl Control {
     /// itself. The name of `volume` means its own target; the names of other volumes mean the
     /// targets they use.
     fn find_target(&self, target: &str, volume: &VolumeRecord) -> Result<Uuid, ApiError> {
-        let all = self.0.volumes.all();
+        let all = self.0.context.volumes.all();
         let wanted = target.to_ascii_lowercase();
         let means = |r: &VolumeRecord| r.name.as_str() == target || r.iscsi_target == wanted;
         if means(volume) {
@@ -133,7 +134,11 @@ impl Control {
 
     /// The name of a volume, for people.
     pub(super) fn volume_display_name(&self, id: Uuid) -> String {
-        self.0.volumes.get(id).map_or_else(|| id.to_string(), |(s, _)| s.record.name.to_string())
+        self.0
+            .context
+            .volumes
+            .get(id)
+            .map_or_else(|| id.to_string(), |(s, _)| s.record.name.to_string())
     }
 
     /// The hint: how volumes on another volume's target get targets of their own.
@@ -150,7 +155,12 @@ impl Control {
         match why {
             MapError::OwnTargetShared => {
                 let message = format!("other volumes use the target of volume {name}");
-                let owner = self.0.volumes.id_by_name(name).and_then(|id| self.0.volumes.get(id));
+                let owner = self
+                    .0
+                    .context
+                    .volumes
+                    .id_by_name(name)
+                    .and_then(|id| self.0.context.volumes.get(id));
                 let hint = owner.map(|(stored, _)| self.own_target_hint(&stored.record));
                 ApiError::new(ErrorCode::Conflict, message).with_hint(hint.unwrap_or_default())
             }

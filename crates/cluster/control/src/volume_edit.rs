@@ -9,7 +9,7 @@ use api::{
 use nvme::tls::TlsKey;
 use uuid::Uuid;
 
-use super::secret_keys::{seal_chap, seal_dhchap, seal_tls};
+use super::secrets::{seal_chap, seal_dhchap, seal_tls};
 use super::{Control, backing_error, store_error};
 use records::reconcile::Observed;
 use records::record::{
@@ -33,7 +33,7 @@ impl Control {
 
     async fn grow_now(&self, name: &VolumeName, size_bytes: u64) -> Result<Volume, ApiError> {
         let id = self.volume_id(name)?;
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         let StoredVolumeRecord { mut record, revision } = self.ready_volume(id, name).await?;
         if self.joined_cluster().is_some() {
@@ -52,25 +52,27 @@ impl Control {
         if size_bytes == record.size_bytes {
             return self.volume_by_id(id).await;
         }
-        let Observed::Open { core, .. } = self.0.volumes.observed(id) else {
+        let Observed::Open { core, .. } = self.0.context.volumes.observed(id) else {
             return Err(ApiError::new(ErrorCode::Conflict, format!("volume {name} is offline"))
                 .with_hint(format!("`windrose volume show {name}` shows why")));
         };
         // Steps that may fail come before any that initiators see. After a crash, the size in the
         // image is adopted, grown or not.
         let before = std::mem::replace(&mut record.size_bytes, size_bytes);
-        let revision = match self.0.meta.commit(record.replace_changes(revision)).await {
+        let revision = match self.0.context.meta.commit(record.replace_changes(revision)).await {
             Ok(revision) => revision,
             Err(e) => {
                 self.reconcile_locked(id).await;
                 return Err(store_error(&e));
             }
         };
-        let image = match self.0.engine.grow(&record, size_bytes).await {
+        let image = match self.0.context.engine.grow(&record, size_bytes).await {
             Ok(image) => image,
             Err(e) => {
                 record.size_bytes = before;
-                if let Err(error) = self.0.meta.commit(record.replace_changes(revision)).await {
+                if let Err(error) =
+                    self.0.context.meta.commit(record.replace_changes(revision)).await
+                {
                     tracing::warn!(volume = %name, %error, "cannot revert the size in the record after a failed grow");
                 }
                 self.reconcile_locked(id).await;
@@ -78,9 +80,9 @@ impl Control {
             }
         };
         let published = Some((revision, None));
-        self.0.volumes.observe(id, Observed::Open { core, image, published });
+        self.0.context.volumes.observe(id, Observed::Open { core, image, published });
         record.record_image(self.this_node(), image);
-        if let Err(error) = self.0.meta.commit(record.replace_changes(revision)).await {
+        if let Err(error) = self.0.context.meta.commit(record.replace_changes(revision)).await {
             // The image has the new size: the record adopts it later.
             tracing::warn!(volume = %name, %error, "cannot record the new size of the image yet");
         }
@@ -150,7 +152,7 @@ impl Control {
                 })
                 .await;
         };
-        let (control, keyring) = (self.clone(), self.sealing_keys().await?);
+        let (control, keyring) = (self.clone(), self.0.secrets.sealing_keys().await?);
         self.edit_record(name, move |record| {
             control.check_owns_target(record, VolumeAuthMethod::Chap)?;
             let existing = (record.id.into(), record.chap.as_ref());
@@ -176,7 +178,7 @@ impl Control {
                 .with_hint("CHAP is for iSCSI only; give an IQN, EUI or NAA name"));
         };
         let keyring = match &chap {
-            Some(_) => Some(self.sealing_keys().await?),
+            Some(_) => Some(self.0.secrets.sealing_keys().await?),
             None => None,
         };
         let control = self.clone();
@@ -224,7 +226,7 @@ impl Control {
                 "make a secret with `nvme gen-dhchap-key`, and give its output unchanged",
             )
         })?;
-        let (control, keyring) = (self.clone(), self.sealing_keys().await?);
+        let (control, keyring) = (self.clone(), self.0.secrets.sealing_keys().await?);
         self.edit_record(name, move |record| {
             control.check_owns_target(record, VolumeAuthMethod::Dhchap)?;
             check_initiator_limit(record, &record.dhchap_by_host, &host, ("secrets", "hosts"))?;
@@ -260,7 +262,7 @@ impl Control {
             ApiError::new(ErrorCode::InvalidRequest, message)
                 .with_hint("make a key with `nvme gen-tls-key`, and give its output unchanged")
         })?;
-        let (control, keyring) = (self.clone(), self.sealing_keys().await?);
+        let (control, keyring) = (self.clone(), self.0.secrets.sealing_keys().await?);
         self.edit_record(name, move |record| {
             control.check_owns_target(record, VolumeAuthMethod::Tls)?;
             check_initiator_limit(record, &record.tls_by_host, &host, ("TLS keys", "hosts"))?;
@@ -280,7 +282,7 @@ impl Control {
         let control = self.clone();
         self.run_to_completion(async move {
             let id = control.volume_id(&name)?;
-            let lock = control.0.volumes.lock_of(id);
+            let lock = control.0.context.volumes.lock_of(id);
             let _held = lock.lock().await;
             let StoredVolumeRecord { record: before, revision } =
                 control.ready_volume(id, &name).await?;
@@ -288,7 +290,8 @@ impl Control {
             edit(&mut record)?;
             if record != before {
                 control.check_target_access(&record)?;
-                let committed = control.0.meta.commit(record.replace_changes(revision)).await;
+                let committed =
+                    control.0.context.meta.commit(record.replace_changes(revision)).await;
                 control.reconcile_locked(id).await;
                 committed.map_err(|e| store_error(&e))?;
                 tracing::info!(volume = %name, access = ?record.allow, "access changed");
@@ -300,7 +303,7 @@ impl Control {
 
     /// [`check_access`] for a volume and for the volumes on its target.
     fn check_target_access(&self, record: &VolumeRecord) -> Result<(), ApiError> {
-        let of = |id: &Uuid| self.0.volumes.get(*id).map(|(stored, _)| stored.record);
+        let of = |id: &Uuid| self.0.context.volumes.get(*id).map(|(stored, _)| stored.record);
         if record.target_owner() != record.id {
             // The owner is unknown here: assume that it requires authentication.
             let guard = of(&record.target_owner())

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::secret_keys::seal_chap;
+use super::secrets::seal_chap;
 use super::volume_edit::check_access;
 use super::{Control, backing_error, store_error};
 use ::cluster::store::StoreError;
@@ -80,8 +80,9 @@ impl Control {
         let mut before = 0;
         let created = requests.into_iter().map(|request| {
             let limit = self.check_volume_limit(&request.name, before);
-            before +=
-                usize::from(limit.is_ok() && self.0.volumes.id_by_name(&request.name).is_none());
+            before += usize::from(
+                limit.is_ok() && self.0.context.volumes.id_by_name(&request.name).is_none(),
+            );
             async move {
                 let name = request.name.clone();
                 let created = match limit {
@@ -103,31 +104,35 @@ impl Control {
     /// Fails if there is no room for one more volume beside the existing ones and `others`. An
     /// existing volume needs no room.
     fn check_volume_limit(&self, name: &VolumeName, others: usize) -> Result<(), ApiError> {
-        if self.0.volumes.id_by_name(name).is_some() {
+        if self.0.context.volumes.id_by_name(name).is_some() {
             return Ok(());
         }
-        let count = self.0.volumes.count() + others;
-        let max_volumes = self.0.settings.max_volumes;
+        let count = self.0.context.volumes.count() + others;
+        let max_volumes = self.0.context.settings.max_volumes;
         if count >= max_volumes {
             let message =
                 format!("the node already has its limit of {}", plural(max_volumes, "volume"));
             return Err(ApiError::new(ErrorCode::Conflict, message)
                 .with_hint("raise limits.volumes in the configuration, or delete volumes"));
         }
-        memory::check_memory(count, self.0.engine.cores(), self.0.settings.memory_bytes)
+        memory::check_memory(
+            count,
+            self.0.context.engine.cores(),
+            self.0.context.settings.memory_bytes,
+        )
     }
 
     async fn create_volume_now(&self, request: CreateVolumeRequest) -> Result<Volume, ApiError> {
         check_request(&request)?;
         let _leave = self.creation_permit()?;
-        if let Some(id) = self.0.volumes.id_by_name(&request.name) {
+        if let Some(id) = self.0.context.volumes.id_by_name(&request.name) {
             return self.existing_volume(id, &request).await;
         }
         self.check_volume_limit(&request.name, 0)?;
         let record = self.new_record(&request).await?;
         check_access(&record, record.required_auth())?;
         self.check_backing_unused(&record).await?;
-        let committed = self.0.meta.commit(record.insert_changes()).await;
+        let committed = self.0.context.meta.commit(record.insert_changes()).await;
         match committed {
             Err(StoreError::Conflict { .. }) => return self.resolve_name_conflict(&request).await,
             committed => {
@@ -143,10 +148,10 @@ impl Control {
     /// Waits until all replicas are made and the volume exists; rolls back on failure.
     async fn await_creation(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
         let deadline = Instant::now() + CREATE_TIMEOUT;
-        let mut changes = self.0.volumes.changes(id);
+        let mut changes = self.0.context.volumes.changes(id);
         loop {
             changes.mark_unchanged();
-            match self.0.volumes.get(id) {
+            match self.0.context.volumes.get(id) {
                 Some((stored, _)) if stored.record.stage == VolumeStage::Ready => return Ok(()),
                 Some((stored, _)) if stored.record.stage == VolumeStage::Creating => {
                     if Instant::now() >= deadline {
@@ -166,7 +171,7 @@ impl Control {
     /// Some node has not made its replica in time. Only the node that creates the volume rolls
     /// back.
     async fn abort_creation(&self, id: Uuid, name: &VolumeName) -> ApiError {
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         let stored = match self.read_volume_record(id).await {
             Ok(Some(stored)) if stored.record.stage == VolumeStage::Creating => stored,
@@ -182,9 +187,9 @@ impl Control {
         let StoredVolumeRecord { mut record, revision } = stored;
         let pending = record.placements.iter().filter(|p| p.stage != PlacementStage::Ready);
         let pending: Vec<_> = pending.map(|p| self.node_name(p.node)).collect();
-        if record.creator == Some(self.this_process()) {
+        if record.creator == Some(self.0.context.this_process()) {
             record.stage = VolumeStage::Deleting;
-            if let Err(e) = self.0.meta.commit(record.replace_changes(revision)).await {
+            if let Err(e) = self.0.context.meta.commit(record.replace_changes(revision)).await {
                 return store_error(&e);
             }
             self.reconcile_locked(id).await;
@@ -209,7 +214,7 @@ impl Control {
 
     /// Why a volume was not created, as far as is known.
     fn creation_failure(&self, id: Uuid, name: &VolumeName, reason: Option<String>) -> ApiError {
-        match (self.0.volumes.creation_error(id), reason) {
+        match (self.0.context.volumes.creation_error(id), reason) {
             (Some(e), _) => backing_error(name, &e),
             (None, Some(reason)) => {
                 ApiError::new(ErrorCode::Backing, format!("volume {name}: {reason}"))
@@ -221,9 +226,9 @@ impl Control {
     /// The volume, if it could be opened; in a cluster once it serves, or after a short wait.
     pub(super) async fn await_open(&self, id: Uuid, name: &VolumeName) -> Result<Volume, ApiError> {
         let deadline = Instant::now() + SERVE_TIMEOUT;
-        let mut changes = self.0.volumes.changes(id);
+        let mut changes = self.0.context.volumes.changes(id);
         while Instant::now() < deadline && !self.await_serving(id, &mut changes).await {}
-        match self.0.volumes.observed(id) {
+        match self.0.context.volumes.observed(id) {
             Observed::OpenFailed { reason } | Observed::EraseFailed { reason } => Err(
                 ApiError::new(ErrorCode::Backing, format!("volume {name} is offline: {reason}")),
             ),
@@ -236,10 +241,10 @@ impl Control {
     /// on alone.
     async fn await_serving(&self, id: Uuid, changes: &mut watch::Receiver<u64>) -> bool {
         changes.mark_unchanged();
-        match self.0.volumes.get(id) {
+        match self.0.context.volumes.get(id) {
             Some((stored, Observed::Open { .. })) => {
                 let replicas = stored.record.placements.len();
-                self.0.engine.wait_serving_with(id, replicas, POLL_INTERVAL).await
+                self.0.context.engine.wait_serving_with(id, replicas, POLL_INTERVAL).await
             }
             // A volume exists before its nodes open it.
             Some((stored, Observed::Closed))
@@ -264,13 +269,13 @@ impl Control {
         if self.joined_cluster().is_none() || record.stage != VolumeStage::Ready {
             return true;
         }
-        let mirror = self.0.volumes.mirror(record.id);
+        let mirror = self.0.context.volumes.mirror(record.id);
         let in_sync = mirror.is_some_and(|mirror| mirror.in_sync.len() == record.placements.len());
         in_sync && self.is_served(record).await.unwrap_or(false)
     }
 
     async fn new_record(&self, request: &CreateVolumeRequest) -> Result<VolumeRecord, ApiError> {
-        let (id, settings) = (Uuid::new_v4(), &self.0.settings);
+        let (id, settings) = (Uuid::new_v4(), &self.0.context.settings);
         let free = self.free_space_by_node(&request.backing).await;
         let count = usize::from(request.replicas).max(request.nodes.len());
         let nodes = match (request.nodes.is_empty(), count) {
@@ -283,7 +288,9 @@ impl Control {
         let mut placements = nodes.into_iter().map(placement).collect::<Result<Vec<_>, _>>()?;
         placements.sort_by_key(|p| p.node);
         let chap = match &request.chap {
-            Some(chap) => Some(seal_chap(chap, (id.into(), None), &self.sealing_keys().await?)?),
+            Some(chap) => {
+                Some(seal_chap(chap, (id.into(), None), &self.0.secrets.sealing_keys().await?)?)
+            }
             None => None,
         };
         Ok(VolumeRecord {
@@ -296,7 +303,7 @@ impl Control {
             placements,
             replicas_wanted: u8::try_from(count).unwrap_or(MAX_REPLICAS_WANTED),
             repair: None,
-            creator: Some(self.this_process()),
+            creator: Some(self.0.context.this_process()),
             preferred_primary: None,
             protocols: request.protocols,
             iscsi_target: format!("{}:{}", settings.iscsi_authority, request.name),
@@ -325,7 +332,7 @@ impl Control {
         &self,
         request: &CreateVolumeRequest,
     ) -> Result<Volume, ApiError> {
-        let entry = self.0.meta.get(&record::name_key(&request.name)).await;
+        let entry = self.0.context.meta.get(&record::name_key(&request.name)).await;
         match entry.map_err(|e| store_error(&e))? {
             Some(entry) => {
                 let id = record::decode_name(&entry).map_err(|e| store_error(&e))?;
@@ -344,11 +351,11 @@ impl Control {
         // Waits until a concurrent creation ends.
         self.reconcile_volume(id).await;
         let name = &request.name;
-        if matches!(self.0.volumes.get(id), Some((s, _)) if s.record.stage == VolumeStage::Creating)
+        if matches!(self.0.context.volumes.get(id), Some((s, _)) if s.record.stage == VolumeStage::Creating)
         {
             self.await_creation(id, name).await?;
         }
-        let Some((stored, _)) = self.0.volumes.get(id) else {
+        let Some((stored, _)) = self.0.context.volumes.get(id) else {
             return Err(deleted_just_now(name));
         };
         if stored.record.stage != VolumeStage::Ready {
@@ -398,7 +405,7 @@ impl Control {
         record: &VolumeRecord,
         request: &CreateVolumeRequest,
     ) -> Vec<String> {
-        let keyring = self.0.secret_keys.cached();
+        let keyring = self.0.secrets.cached_keys();
         // A secret that cannot be read counts as different.
         let chap = record.chap.as_ref().and_then(|chap| chap.open(record.id, &keyring).ok());
         let unknown = record.chap.is_some() && chap.is_none();
@@ -458,7 +465,7 @@ impl Control {
         discard: bool,
     ) -> Result<(), ApiError> {
         let id = self.volume_id(name)?;
-        let lock = self.0.volumes.lock_of(id);
+        let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         // Checked under the lock: a concurrent request may have deleted it.
         self.volume_id(name)?;
@@ -466,11 +473,11 @@ impl Control {
             self.check_unused(id, name).await?;
             self.check_unused_on_peers(id, name).await?;
         }
-        if !discard && let Some((stored, _)) = self.0.volumes.get(id) {
+        if !discard && let Some((stored, _)) = self.0.context.volumes.get(id) {
             self.check_delete(&stored.record).await?;
         }
         self.mark_volume_deleting(id).await?;
-        self.0.volumes.clear_failure(id);
+        self.0.context.volumes.clear_failure(id);
         self.reconcile_locked(id).await;
         self.await_deletion(id, name).await
     }
@@ -494,7 +501,7 @@ impl Control {
                 changes.extend(owner.replace_changes(revision));
             }
         }
-        let committed = self.0.meta.commit(changes).await;
+        let committed = self.0.context.meta.commit(changes).await;
         committed.map_err(|e| store_error(&e))?;
         if let Some(owner) = left {
             self.reconcile_in_background(owner);
@@ -517,10 +524,10 @@ impl Control {
     /// Waits until all replicas are erased. The caller holds the lock.
     async fn await_deletion(&self, id: Uuid, name: &VolumeName) -> Result<(), ApiError> {
         let deadline = Instant::now() + DELETE_TIMEOUT;
-        let mut changes = self.0.volumes.changes(id);
+        let mut changes = self.0.context.volumes.changes(id);
         loop {
             changes.mark_unchanged();
-            let Some((stored, observed)) = self.0.volumes.get(id) else { return Ok(()) };
+            let Some((stored, observed)) = self.0.context.volumes.get(id) else { return Ok(()) };
             if let Observed::EraseFailed { reason } = observed {
                 let message = format!("volume {name} is offline, and {reason}");
                 return Err(ApiError::new(ErrorCode::Backing, message)
@@ -578,8 +585,8 @@ impl Control {
     fn creation_permit(&self) -> Result<OwnedRwLockReadGuard<()>, ApiError> {
         // A volume created while the node enters a cluster would be in the store that it leaves
         // behind.
-        let permit = Arc::clone(&self.0.creation_lock).try_read_owned().ok();
-        permit.filter(|_| !*self.0.restart.borrow()).ok_or_else(|| {
+        let permit = Arc::clone(&self.0.context.creation_lock).try_read_owned().ok();
+        permit.filter(|_| !*self.0.context.restart.borrow()).ok_or_else(|| {
             let message = "this node is about to join or leave a cluster";
             ApiError::new(ErrorCode::Conflict, message).with_hint(
                 "create the volume when `windrose cluster nodes` shows that this has ended",

@@ -28,9 +28,10 @@ use super::Control;
 impl Control {
     /// Lists all volumes, by name.
     pub async fn list_volumes(&self) -> VolumeList {
-        let volumes = self.0.volumes.all();
+        let volumes = self.0.context.volumes.all();
         let measuring = self.space_of(&volumes);
-        let (reports, space) = tokio::join!(self.0.engine.report(ReportScope::All), measuring);
+        let (reports, space) =
+            tokio::join!(self.0.context.engine.report(ReportScope::All), measuring);
         let sessions = merge_sessions(&volumes, &reports);
         let usage = self.volume_context(&sessions, &reports, space.allocated).await;
         let show = |(s, o): &(StoredVolumeRecord, Observed)| self.volume_info(s, o, &usage);
@@ -47,12 +48,13 @@ impl Control {
     }
 
     pub(super) async fn volume_by_id(&self, id: Uuid) -> Result<Volume, ApiError> {
-        let volume = (self.0.volumes.get(id))
+        let volume = (self.0.context.volumes.get(id))
             .ok_or_else(|| ApiError::new(ErrorCode::NotFound, "the volume was deleted just now"))?;
         let volume = [volume];
         let measuring = self.space_of(&volume);
-        let (reports, space) = tokio::join!(self.0.engine.report(ReportScope::One(id)), measuring);
-        let sessions = merge_sessions(&self.0.volumes.all(), &reports);
+        let (reports, space) =
+            tokio::join!(self.0.context.engine.report(ReportScope::One(id)), measuring);
+        let sessions = merge_sessions(&self.0.context.volumes.all(), &reports);
         let usage = self.volume_context(&sessions, &reports, space.allocated).await;
         let [(stored, observed)] = &volume;
         Ok(self.volume_info(stored, observed, &usage))
@@ -60,13 +62,13 @@ impl Control {
 
     /// Why the list of volumes here may be incomplete or outdated.
     fn staleness_reason(&self, cluster: Option<&ClusterView>) -> Option<String> {
-        if let Some(what) = self.startup_wait_reason() {
+        if let Some(what) = self.0.context.startup_wait_reason() {
             return Some(format!("this node waits for its cluster: {what}"));
         }
-        if !self.0.volumes.has_read_store() {
+        if !self.0.context.volumes.has_read_store() {
             return Some("this node is starting: it has not read its store yet".to_owned());
         }
-        if let Some(damage) = self.0.volumes.damaged_records().first() {
+        if let Some(damage) = self.0.context.volumes.damaged_records().first() {
             return Some(format!("a record of the store cannot be read: {damage}"));
         }
         let error = cluster?.store.error.as_ref()?;
@@ -94,7 +96,7 @@ impl Control {
         usage: &VolumeContext<'_>,
     ) -> Volume {
         let record = &stored.record;
-        let own = &self.0.settings.portals;
+        let own = &self.0.context.settings.portals;
         let text = |list: &[SocketAddr], all: Vec<String>| match self.joined_cluster() {
             Some(_) => all,
             None => list.iter().map(ToString::to_string).collect(),
@@ -174,14 +176,14 @@ impl Control {
     /// The vhost-user socket of a volume that has a replica here.
     fn vhost_user_socket(&self, record: &VolumeRecord) -> Option<PathBuf> {
         record.placement(self.this_node())?;
-        let directory = self.0.settings.vhost_user.as_ref()?;
+        let directory = self.0.context.settings.vhost_user.as_ref()?;
         Some(engine::socket_path(directory, &record.name))
     }
 
     /// The volume that owns the target of this one; `None` if it is its own.
     fn target_owner(&self, record: &VolumeRecord) -> Option<VolumeRecord> {
         let behind = record.mapping.shared_target.as_ref()?;
-        self.0.volumes.get(behind.volume).map(|(stored, _)| stored.record)
+        self.0.context.volumes.get(behind.volume).map(|(stored, _)| stored.record)
     }
 
     /// The other LUNs of a volume's target.
@@ -191,7 +193,7 @@ impl Control {
         let guests = target.mapping.other_luns.iter().map(|(lun, id)| (*lun, *id));
         let others = std::iter::once(own).chain(guests).filter(|(_, id)| *id != record.id);
         let unit = |(lun, id)| {
-            let volume = self.0.volumes.get(id)?.0.record.name;
+            let volume = self.0.context.volumes.get(id)?.0.record.name;
             Some(TargetLun { lun, volume })
         };
         let mut others: Vec<_> = others.filter_map(unit).collect();
@@ -222,7 +224,7 @@ impl Control {
             PlacementStage::Removing { .. } => ReplicaState::Removing,
             PlacementStage::Failed { reason } => ReplicaState::Failed { reason: reason.clone() },
         };
-        let (node, backing) = (self.0.settings.name.clone(), placement.backing.clone());
+        let (node, backing) = (self.0.context.settings.name.clone(), placement.backing.clone());
         let hint = open_error.as_ref().map(|_| open_failed_hint(record, &node));
         VolumeReplica { node, backing, state, reason: open_error, hint, primary: true }
     }
@@ -241,13 +243,13 @@ impl Control {
 
     /// All sessions: the connections and queues of one initiator to one target are one session.
     pub async fn list_sessions(&self) -> SessionList {
-        let reports = self.0.engine.report(ReportScope::None).await;
-        SessionList { sessions: merge_sessions(&self.0.volumes.all(), &reports) }
+        let reports = self.0.context.engine.report(ReportScope::None).await;
+        SessionList { sessions: merge_sessions(&self.0.context.volumes.all(), &reports) }
     }
 
     /// The sessions of one volume.
     pub(super) async fn sessions_of(&self, id: Uuid) -> Vec<Session> {
-        let Some((stored, _)) = self.0.volumes.get(id) else { return Vec::new() };
+        let Some((stored, _)) = self.0.context.volumes.get(id) else { return Vec::new() };
         let mut all = self.list_sessions().await.sessions;
         all.retain(|s| s.volumes.contains(&stored.record.name));
         all

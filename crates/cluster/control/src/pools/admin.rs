@@ -46,7 +46,7 @@ impl Control {
             ));
         }
         self.check_unused_paths(paths.clone()).await?;
-        let cores = u16::try_from(self.0.engine.cores()).unwrap_or(MAX_POOL_CORES);
+        let cores = u16::try_from(self.0.context.engine.cores()).unwrap_or(MAX_POOL_CORES);
         let record = PoolRecord {
             id: Uuid::new_v4(),
             name: name.clone(),
@@ -64,7 +64,7 @@ impl Control {
             self.0.pools.entries().remove(&name);
             return Err(record_write_error(&name, &error));
         }
-        let made = self.0.engine.create_pool(&record, pool_spec(&request)).await;
+        let made = self.0.context.engine.create_pool(&record, pool_spec(&request)).await;
         let report = match made {
             Ok(report) => report,
             Err(e) => {
@@ -133,7 +133,7 @@ impl Control {
         paths: Vec<PathBuf>,
         users: Vec<(PathBuf, String)>,
     ) -> Result<(), ApiError> {
-        let own = self.0.settings.reserved_paths.clone();
+        let own = self.0.context.settings.reserved_paths.clone();
         let find = move || {
             paths.iter().enumerate().find_map(|(n, path)| {
                 let refused = own.refusal_for_path(path).or_else(|| in_use_reason(path, &users));
@@ -157,7 +157,7 @@ impl Control {
     /// The same, with their users: pools, and the volumes for which `counts` is true.
     fn path_users(&self, counts: impl Fn(&VolumeRecord) -> bool) -> Vec<(PathBuf, String)> {
         let me = self.this_node();
-        let volumes = self.0.volumes.all();
+        let volumes = self.0.context.volumes.all();
         let volumes = volumes.iter().filter(|(s, _)| counts(&s.record)).filter_map(|(s, _)| {
             let path = s.record.placement(me)?.backing.path()?.to_owned();
             Some((path, format!("volume {}", s.record.name)))
@@ -187,9 +187,9 @@ impl Control {
         let (record, observed) = self.0.pools.get(name).ok_or_else(|| pool_not_found(name))?;
         let mut users: Vec<_> =
             self.volumes_in_pool(name).into_iter().map(|(_, name)| name).collect();
-        let reports = self.0.engine.pool_reports().await;
+        let reports = self.0.context.engine.pool_reports().await;
         let within = reports.get(name).map(|r| r.volumes.as_slice()).unwrap_or_default();
-        let known = |id: Uuid| self.0.volumes.get(id).is_some();
+        let known = |id: Uuid| self.0.context.volumes.get(id).is_some();
         users.extend(within.iter().filter(|v| !known(v.id)).map(|v| v.id.to_string()));
         if !users.is_empty() {
             let message = format!("pool {name} has volumes: {}", users.join(", "));
@@ -227,7 +227,7 @@ impl Control {
         let name = &record.name;
         let deleting = PoolRecord { stage: PoolStage::Deleting, ..record.clone() };
         self.write_pool_record(&deleting).await.map_err(|e| record_write_error(name, &e))?;
-        if let Err(e) = self.0.engine.destroy_pool(name).await {
+        if let Err(e) = self.0.context.engine.destroy_pool(name).await {
             // A new request retries the deletion.
             if let Err(error) = self.write_pool_record(record).await {
                 tracing::error!(pool = %name, %error, "cannot clear the deletion mark of a pool");
@@ -267,7 +267,7 @@ impl Control {
     }
 
     async fn record_pool_disks_now(&self, name: &PoolName) {
-        let reports = self.0.engine.pool_reports().await;
+        let reports = self.0.context.engine.pool_reports().await;
         if let (Some(report), Some((record, _))) = (reports.get(name), self.0.pools.get(name))
             && let Err(error) = self.record_pool_disks(&record, report).await
         {
@@ -301,7 +301,7 @@ impl Control {
                 let record = control.0.pools.get(&record.name).map_or(record.clone(), |(r, _)| r);
                 control.record_expected_disk(&record, &path).await?;
                 let disk = NewDisk { path, overwrite: overwrite.clone() };
-                let added = control.0.engine.add_pool_disk(&record.name, disk, spare).await;
+                let added = control.0.context.engine.add_pool_disk(&record.name, disk, spare).await;
                 added.map_err(|e| pool_error(&e))?;
             }
             Ok(())
@@ -311,7 +311,7 @@ impl Control {
 
     /// The pool's own name for a disk that the user named, possibly by another path.
     async fn pool_disk_argument(&self, record: &PoolRecord, named: String) -> String {
-        let reports = self.0.engine.pool_reports().await;
+        let reports = self.0.context.engine.pool_reports().await;
         let disks = reports.get(&record.name).map(|r| r.disks.as_slice()).unwrap_or_default();
         let paths: Vec<_> = disks.iter().filter_map(|disk| disk.path.clone()).collect();
         let is_serial = disks.iter().any(|disk| disk.serial == named);
@@ -330,7 +330,7 @@ impl Control {
         self.change_pool(name, move |control, record| async move {
             let RemoveDisk { disk, cancel } = request;
             let disk = control.pool_disk_argument(&record, disk).await;
-            let engine = &control.0.engine;
+            let engine = &control.0.context.engine;
             let removed = match cancel {
                 true => engine.cancel_pool_disk_removal(&record.name, disk).await,
                 false => engine.remove_pool_disk(&record.name, disk).await,
@@ -356,7 +356,8 @@ impl Control {
             control.record_expected_disk(&record, &with).await?;
             let with = NewDisk { path: with, overwrite };
             let disk = control.pool_disk_argument(&record, disk).await;
-            let replaced = control.0.engine.replace_pool_disk(&record.name, disk, with).await;
+            let replaced =
+                control.0.context.engine.replace_pool_disk(&record.name, disk, with).await;
             replaced.map_err(|e| pool_error(&e))
         })
         .await
@@ -368,7 +369,7 @@ impl Control {
     /// [`ErrorCode::NotFound`]; errors of the pool.
     pub async fn scrub_pool(&self, name: PoolName) -> Result<Pool, ApiError> {
         self.change_pool(name, |control, record| async move {
-            let started = control.0.engine.scrub_pool(&record.name).await;
+            let started = control.0.context.engine.scrub_pool(&record.name).await;
             started.map_err(|e| pool_error(&e))
         })
         .await
@@ -388,7 +389,7 @@ impl Control {
                 Some(disk) => Some(control.pool_disk_argument(&record, disk).await),
                 None => None,
             };
-            let cleared = control.0.engine.clear_pool_errors(&record.name, disk).await;
+            let cleared = control.0.context.engine.clear_pool_errors(&record.name, disk).await;
             cleared.map_err(|e| pool_error(&e))
         })
         .await
@@ -412,7 +413,7 @@ impl Control {
     /// Paths of a pool's disks: the last known ones if all exist, as other paths may be aliases.
     async fn pool_disk_paths(&self, record: &PoolRecord) -> Vec<PathBuf> {
         let paths = record.paths();
-        let found = self.0.engine.count_pool_disks(record.id, paths.clone()).await;
+        let found = self.0.context.engine.count_pool_disks(record.id, paths.clone()).await;
         match found {
             Ok(found) if !paths.is_empty() && found >= paths.len() => paths,
             _ => candidate_paths(paths).await,
@@ -447,7 +448,7 @@ impl Control {
             taken over, by an operator");
         let paths = self.pool_disk_paths(&record).await;
         let without = resolve_missing_disks(without, &record, &paths).await;
-        match self.0.engine.open_pool(&record, paths, (without, take_over)).await {
+        match self.0.context.engine.open_pool(&record, paths, (without, take_over)).await {
             Ok(report) => {
                 self.on_pool_opened(&record, &report).await;
                 self.get_pool(name).await

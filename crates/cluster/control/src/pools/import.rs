@@ -69,11 +69,12 @@ impl Control {
         &self,
         disks: Vec<PathBuf>,
     ) -> Result<Vec<ImportCandidate>, ApiError> {
-        self.check_data_node()?;
+        self.0.context.check_data_node()?;
         check_paths(&disks)?;
         let paths = if disks.is_empty() { candidate_paths(Vec::new()).await } else { disks };
         let known: Vec<_> = self.0.pools.entries().values().map(|k| k.record.id).collect();
-        let found = self.0.engine.find_pool_disks(paths).await.map_err(|e| pool_error(&e))?;
+        let found =
+            self.0.context.engine.find_pool_disks(paths).await.map_err(|e| pool_error(&e))?;
         let mut candidates = BTreeMap::<Uuid, ImportCandidate>::new();
         for (path, metadata) in found {
             match metadata {
@@ -138,7 +139,7 @@ impl Control {
         }
         tracing::warn!(pool = %name, id = %record.id, disks = record.disks.len(), "pool imported \
             by an operator");
-        match self.0.engine.open_pool(&record, record.paths(), (Vec::new(), true)).await {
+        match self.0.context.engine.open_pool(&record, record.paths(), (Vec::new(), true)).await {
             Ok(report) => self.on_pool_opened(&record, &report).await,
             Err(error) => {
                 self.0.pools.observe(&name, PoolObserved::OpenFailed(error.clone()));

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ::cluster::secrets::{Keyring, RandomnessUnavailable};
-use ::cluster::store::StoreError;
+use ::cluster::store::{MetadataStore, StoreError};
 use api::{ApiError, ErrorCode};
-use membership::secret_keys::SecretsError;
+use membership::secret_keys::{SecretKeys, SecretsError};
 use records::record::{
     ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
     VolumeRecord,
@@ -73,35 +73,61 @@ pub(super) fn seal_tls(
     keep_or_seal(stored, is_good, || StoredTls::seal(tls, of, keyring))
 }
 
-impl Control {
+/// The secrets of volumes: the keys that seal them in the store.
+pub(crate) struct SecretControl {
+    keys: SecretKeys,
+    meta: Arc<dyn MetadataStore>,
+}
+
+impl SecretControl {
+    /// The secrets in the store `meta`, sealed by `keys`.
+    pub(crate) fn new(keys: SecretKeys, meta: Arc<dyn MetadataStore>) -> Self {
+        Self { keys, meta }
+    }
+
+    /// The keys as last read.
+    pub(crate) fn cached_keys(&self) -> Keyring {
+        self.keys.cached()
+    }
+
+    /// Reads the keys.
+    ///
+    /// # Errors
+    /// [`SecretsError`].
+    async fn read_keys(&self) -> Result<Keyring, SecretsError> {
+        self.keys.read(&*self.meta).await
+    }
+
     /// The keys for sealing.
-    pub(super) async fn sealing_keys(&self) -> Result<Keyring, ApiError> {
-        self.0.secret_keys.sealing(&*self.0.meta).await.map_err(|e| secrets_error(&e))
+    pub(crate) async fn sealing_keys(&self) -> Result<Keyring, ApiError> {
+        self.keys.sealing(&*self.meta).await.map_err(|e| secrets_error(&e))
     }
 
     /// Reads the keys again if a record of `records` needs an unknown one.
-    pub(super) async fn keys_to_open<'a>(
+    pub(crate) async fn keys_to_open<'a>(
         &self,
         records: impl Iterator<Item = &'a VolumeRecord>,
     ) -> Keyring {
-        let keyring = self.0.secret_keys.cached();
+        let keyring = self.keys.cached();
         if { records }.any(|record| record.lacks_secret_key(&keyring)) {
             // An error is logged, and is part of the status.
-            let _ = self.0.secret_keys.read(&*self.0.meta).await;
+            let _ = self.read_keys().await;
         }
-        self.0.secret_keys.cached()
+        self.keys.cached()
     }
 
-    /// The secrets that cannot be read, with the reasons.
-    pub(super) async fn unreadable_secrets(&self) -> Vec<UnreadableSecret> {
-        let all = self.0.volumes.all();
+    /// The secrets of these volumes that cannot be read, with the reasons.
+    pub(crate) async fn unreadable_secrets<'a>(
+        &self,
+        records: impl Iterator<Item = &'a VolumeRecord> + Clone,
+    ) -> Vec<UnreadableSecret> {
         // Another node may have created a volume with a key that is newer than the cached ones.
-        self.keys_to_open(all.iter().map(|(stored, _)| &stored.record)).await;
-        all.iter()
-            .flat_map(|(stored, _)| self.0.secret_keys.unreadable_secrets(&stored.record))
-            .collect()
+        self.keys_to_open(records.clone()).await;
+        records.flat_map(|record| self.keys.unreadable_secrets(record)).collect()
     }
+}
 
+impl Control {
     /// Seals secrets that older versions stored in plain text or under an older key, for as long as
     /// the node serves.
     pub(super) async fn reseal_periodically(self) {
@@ -114,11 +140,11 @@ impl Control {
     }
 
     async fn reseal_all(&self) -> Result<(), SecretsError> {
-        let all = self.0.volumes.all();
+        let all = self.0.context.volumes.all();
         if all.iter().all(|(s, _)| s.record.auth_methods().next().is_none()) {
             return Ok(());
         }
-        let keyring = self.0.secret_keys.read(&*self.0.meta).await?;
+        let keyring = self.0.secrets.read_keys().await?;
         // Unreadable secrets are reported by the status, and are no reason to create a key.
         let stale = |(s, _): &(StoredVolumeRecord, _)| {
             s.record.needs_resealing(&keyring).then_some(s.record.id)
@@ -127,9 +153,9 @@ impl Control {
         if stale.is_empty() {
             return Ok(());
         }
-        let keyring = self.0.secret_keys.sealing(&*self.0.meta).await?;
+        let keyring = self.0.secrets.keys.sealing(&*self.0.context.meta).await?;
         for id in stale {
-            let Ok(_change) = Arc::clone(&self.0.change_lock).try_read_owned() else {
+            let Ok(_change) = Arc::clone(&self.0.context.change_lock).try_read_owned() else {
                 return Ok(());
             };
             self.reseal_volume(id, &keyring).await?;
@@ -138,7 +164,7 @@ impl Control {
     }
 
     async fn reseal_volume(&self, id: Uuid, keyring: &Keyring) -> Result<(), SecretsError> {
-        let volume_lock = self.0.volumes.lock_of(id);
+        let volume_lock = self.0.context.volumes.lock_of(id);
         let _held = volume_lock.lock().await;
         let Some(StoredVolumeRecord { mut record, revision }) = self.read_volume_record(id).await?
         else {
@@ -149,7 +175,7 @@ impl Control {
         if record == before {
             return Ok(());
         }
-        match self.0.meta.commit(record.replace_changes(revision)).await {
+        match self.0.context.meta.commit(record.replace_changes(revision)).await {
             Ok(_) => tracing::info!(volume = %record.name, "secrets sealed"),
             // Another node was faster.
             Err(StoreError::Conflict { .. }) => {}
