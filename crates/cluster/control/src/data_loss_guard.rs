@@ -133,7 +133,7 @@ impl Control {
         }
         let Some(here) = made.next() else { return false };
         match &here.backing {
-            Backing::Pool { .. } => !self.has_lost_pool(record),
+            Backing::Pool { .. } => !self.0.pools.has_lost_pool(record),
             Backing::File { path } | Backing::Device { path } => {
                 let path = path.clone();
                 let exists = tokio::task::spawn_blocking(move || path.try_exists());

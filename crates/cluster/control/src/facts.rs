@@ -27,7 +27,7 @@ impl Control {
         let settings = &self.0.context.settings;
         let volumes = self.0.context.volumes.all();
         let (report, look) = (self.0.context.engine.report(scope), self.space_of(&volumes));
-        let (cores, space, pools) = tokio::join!(report, look, self.pool_facts());
+        let (cores, space, pools) = tokio::join!(report, look, self.0.pools.pool_facts());
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
         let cluster = self.cluster_view(&cores).await;

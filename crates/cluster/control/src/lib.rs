@@ -22,7 +22,8 @@ mod old_images;
 mod orphan_images;
 mod peers;
 mod periodic_tasks;
-mod pools;
+mod pool_volumes;
+pub mod pools;
 mod reconciler;
 mod recovery;
 mod repair;
@@ -42,7 +43,7 @@ mod volume_table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use ::cluster::identity::Role;
@@ -62,6 +63,8 @@ use engine::joined_cluster::JoinedCluster;
 use engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
 use membership::secret_keys::SecretKeys;
 use membership::{ClusterMembership, MembershipOutcome};
+use pool_volumes::VolumesOfPools;
+use pools::PoolControl;
 use reconciler::VolumeRecords;
 use records::catalog;
 use records::record::image_description::{DescriptionSource, ImageDescription};
@@ -155,7 +158,7 @@ struct Inner {
     /// The secrets of volumes.
     secrets: SecretControl,
     /// The pools of disks of this node.
-    pools: pools::PoolTable,
+    pools: PoolControl,
     /// Throttles clients of the API and of the join port that present no valid token.
     api_auth_failures: Arc<std::sync::Mutex<AuthThrottle>>,
     /// Why nodes cannot join here, if they cannot.
@@ -218,11 +221,14 @@ impl Control {
         let identity = membership.as_ref().map(|membership| membership.watch_identity());
         let keys = SecretKeys::new(&settings.data_dir, identity);
         let secrets = SecretControl::new(keys, Arc::clone(&meta));
-        let pools = pools::PoolTable::in_data_dir(&settings.data_dir);
-        Self(Arc::new(Inner {
-            context: Arc::new(Context::new(settings, meta, engine, membership)),
+        let context = Arc::new(Context::new(settings, meta, engine, membership));
+        Self(Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
+            pools: PoolControl::new(
+                Arc::clone(&context),
+                Box::new(VolumesOfPools(Weak::clone(inner))),
+            ),
+            context,
             secrets,
-            pools,
             api_auth_failures: Arc::default(),
             join_listener_error: std::sync::Mutex::default(),
             isns_registration: std::sync::Mutex::default(),
@@ -262,6 +268,12 @@ impl Control {
         self.0.context.check_data_node()
     }
 
+    /// The pools of disks of this node.
+    #[must_use]
+    pub fn pools(&self) -> &PoolControl {
+        &self.0.pools
+    }
+
     /// Waits until the node is to restart its services because its cluster membership changes.
     pub async fn wait_restart_request(&self) {
         // This node owns the sender: an error cannot occur.
@@ -277,8 +289,8 @@ impl Control {
     pub async fn start(&self) -> Result<(), StoreError> {
         match self.0.context.cluster_membership.clone() {
             None => {
-                self.open_pools().await;
-                self.spawn(self.clone().maintain_pools());
+                self.0.pools.open_pools().await;
+                self.spawn(self.0.pools.clone().maintain_pools());
                 self.open_and_serve().await
             }
             Some(membership) => {
@@ -356,8 +368,8 @@ impl Control {
     /// Joins the cluster, or resumes membership, and serves.
     async fn join_and_serve(self, membership: Arc<ClusterMembership>) {
         self.0.context.engine.reserve_peer_memory().await;
-        self.open_pools().await;
-        self.spawn(self.clone().maintain_pools());
+        self.0.pools.open_pools().await;
+        self.spawn(self.0.pools.clone().maintain_pools());
         let became = loop {
             match membership.advance_stage().await {
                 Ok(became) => break became,

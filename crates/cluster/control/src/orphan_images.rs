@@ -90,7 +90,8 @@ impl Control {
             }
         }
         unserved.extend(self.refused_images().await);
-        let used: BTreeSet<_> = self.used_paths().into_iter().map(ImageLocation::Path).collect();
+        let used: BTreeSet<_> =
+            self.0.pools.used_paths().into_iter().map(ImageLocation::Path).collect();
         let mut images = self.0.unserved_images.lock().unwrap_or_else(PoisonError::into_inner);
         if !thorough {
             let known =
@@ -133,12 +134,12 @@ impl Control {
         let found = tokio::task::spawn_blocking(move || image_paths(directory, devices)).await;
         let found = found.unwrap_or_default();
         let reports = self.0.context.engine.pool_reports().await;
-        let used = self.used_paths();
+        let used = self.0.pools.used_paths();
         let unlisted = tokio::task::spawn_blocking(move || filter_unused(found, &used)).await;
         let mut unlisted = unlisted.unwrap_or_default();
         for (pool, report) in reports {
             let listed: BTreeSet<_> =
-                self.volumes_in_pool(&pool).into_iter().map(|(id, _)| id).collect();
+                self.0.pools.volumes_in_pool(&pool).into_iter().map(|(id, _)| id).collect();
             let within = report.volumes.iter().map(|v| v.id).filter(|id| !listed.contains(id));
             unlisted.extend(within.map(|id| (ImageLocation::InPool(pool.clone(), id), false)));
         }
@@ -411,10 +412,12 @@ impl Control {
                 .with_hint("`windrose volume orphans` lists the images that no record references")
         })?;
         match &location {
-            ImageLocation::Path(path) => self.check_unused_paths(vec![path.clone()]).await?,
+            ImageLocation::Path(path) => {
+                self.0.pools.check_unused_paths(vec![path.clone()]).await?;
+            }
             ImageLocation::InPool(pool, id) => {
                 if let Some((_, name)) =
-                    self.volumes_in_pool(pool).into_iter().find(|(v, _)| v == id)
+                    self.0.pools.volumes_in_pool(pool).into_iter().find(|(v, _)| v == id)
                 {
                     let message = format!("{location} is already the replica of volume {name}");
                     return Err(ApiError::new(ErrorCode::Conflict, message));

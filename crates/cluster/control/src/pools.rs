@@ -8,8 +8,10 @@ mod admin;
 mod import;
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,12 +20,12 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::Control;
+use crate::context::Context;
+
 use engine::{BackingError, PoolDiskState, PoolReport};
 use records::pool_records::{
     self, DamagedPoolRecord, KnownDisk, PoolRecord, PoolRecordFiles, PoolStage,
 };
-use records::reconcile::Observed;
 use records::record::VolumeRecord;
 use status::pool_status::{self, PoolFacts, PoolObserved, RebuildProgress};
 
@@ -41,7 +43,7 @@ const DISK_POLL: Duration = Duration::from_millis(500);
 const DATA_DIR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pools of this node.
-pub(super) struct PoolTable {
+struct PoolTable {
     records: PoolRecordFiles,
     entries: Mutex<BTreeMap<PoolName, KnownPool>>,
     /// Pool records that cannot be read.
@@ -69,7 +71,7 @@ impl KnownPool {
 }
 
 impl PoolTable {
-    pub(super) fn in_data_dir(data_dir: &Path) -> Self {
+    fn in_data_dir(data_dir: &Path) -> Self {
         let records = PoolRecordFiles::in_data_dir(data_dir);
         Self {
             records,
@@ -83,7 +85,7 @@ impl PoolTable {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn damaged(&self) -> Vec<DamagedPoolRecord> {
+    fn damaged(&self) -> Vec<DamagedPoolRecord> {
         self.damaged.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -147,6 +149,29 @@ impl PoolTable {
     }
 }
 
+/// What uses pools.
+pub(crate) trait PoolUser: Send + Sync {
+    /// Called when a pool is open while the node serves: retries the volumes that failed to open
+    /// without it.
+    fn pool_opened(&self, pool: PoolName) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// The pools of disks of this node. Cheap to clone.
+#[derive(Clone)]
+pub struct PoolControl(Arc<Inner>);
+
+struct Inner {
+    context: Arc<Context>,
+    table: PoolTable,
+    user: Box<dyn PoolUser>,
+}
+
+impl std::fmt::Debug for PoolControl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PoolControl").finish_non_exhaustive()
+    }
+}
+
 /// Paths of a pool's disks by its report; missing disks keep their last path.
 fn last_seen_disks(report: &PoolReport, before: &[KnownDisk]) -> Vec<KnownDisk> {
     let disk = |d: &engine::PoolDiskReport| {
@@ -163,10 +188,22 @@ fn pool_not_found(name: &PoolName) -> ApiError {
         .with_hint("`windrose pool list` shows the pools")
 }
 
-impl Control {
+impl PoolControl {
+    /// The pools whose records are in the data directory. It does nothing until
+    /// [`Self::open_pools`].
+    pub(crate) fn new(context: Arc<Context>, user: Box<dyn PoolUser>) -> Self {
+        let table = PoolTable::in_data_dir(&context.settings.data_dir);
+        Self(Arc::new(Inner { context, table, user }))
+    }
+
+    /// Pool records that cannot be read.
+    pub(crate) fn damaged(&self) -> Vec<DamagedPoolRecord> {
+        self.0.table.damaged()
+    }
+
     /// Opens the pools in the table. [`Self::maintain_pools`] retries those that fail.
     pub(super) async fn open_pools(&self) {
-        let records = self.0.pools.records.clone();
+        let records = self.0.table.records.clone();
         let read = tokio::task::spawn_blocking(move || records.read()).await;
         let (records, damaged) = match read.map_err(io::Error::other).flatten() {
             Ok(read) => read,
@@ -180,9 +217,9 @@ impl Control {
         for damage in &damaged {
             tracing::error!(error = %damage, "damaged pool record; the pool is not touched");
         }
-        *self.0.pools.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
+        *self.0.table.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
         let opening = records.into_iter().map(|record| async move {
-            self.0.pools.insert(KnownPool::new(record.clone()));
+            self.0.table.insert(KnownPool::new(record.clone()));
             self.try_open_pool(&record.name, LATE_DISK_WAIT).await;
         });
         join_all(opening).await;
@@ -194,7 +231,7 @@ impl Control {
         loop {
             tokio::time::sleep(MAINTENANCE_INTERVAL).await;
             let reports = self.0.context.engine.pool_reports().await;
-            for name in self.0.pools.names() {
+            for name in self.0.table.names() {
                 match reports.get(&name) {
                     Some(report) => {
                         self.maintain_pool(&name, report).await;
@@ -204,7 +241,7 @@ impl Control {
                 }
             }
             // Samples the progress of rebuilds.
-            self.0.pools.facts(&reports);
+            self.0.table.facts(&reports);
         }
     }
 
@@ -213,7 +250,7 @@ impl Control {
         if report.disks.iter().all(|disk| disk.state != PoolDiskState::Detached) {
             return;
         }
-        let Some((record, _)) = self.0.pools.get(name) else { return };
+        let Some((record, _)) = self.0.table.get(name) else { return };
         let paths = candidate_paths(record.paths()).await;
         // Does not wait for a disk that hangs; the pool handles it by itself.
         let search =
@@ -224,10 +261,10 @@ impl Control {
     }
 
     async fn maintain_pool(&self, name: &PoolName, report: &PoolReport) {
-        let Some(lock) = self.0.pools.lock_of(name) else { return };
+        let Some(lock) = self.0.table.lock_of(name) else { return };
         // The holder of the lock updates the record.
         let Ok(_held) = lock.try_lock() else { return };
-        let Some((record, _)) = self.0.pools.get(name) else { return };
+        let Some((record, _)) = self.0.table.get(name) else { return };
         if record.stage == PoolStage::Deleting {
             self.finish_pool_deletion(&record).await;
         } else if let Err(error) = self.record_pool_disks(&record, report).await {
@@ -239,7 +276,7 @@ impl Control {
     async fn record_pool_disks(&self, record: &PoolRecord, report: &PoolReport) -> io::Result<()> {
         let disks = last_seen_disks(report, &record.disks);
         let next = PoolRecord { stage: PoolStage::Ready, disks, ..record.clone() };
-        if next == *record && !self.0.pools.is_file_stale(&record.name) {
+        if next == *record && !self.0.table.is_file_stale(&record.name) {
             return Ok(());
         }
         self.write_pool_record(&next).await
@@ -248,7 +285,7 @@ impl Control {
     async fn write_pool_record(&self, record: &PoolRecord) -> io::Result<()> {
         let written = record.clone();
         let written = self.with_pool_records(move |records| records.write(&written)).await;
-        self.0.pools.record_written(record.clone(), written.is_ok());
+        self.0.table.record_written(record.clone(), written.is_ok());
         written
     }
 
@@ -256,7 +293,7 @@ impl Control {
     async fn remove_pool_record(&self, name: &PoolName) -> io::Result<()> {
         let removed_name = name.clone();
         self.with_pool_records(move |records| records.remove(&removed_name)).await?;
-        self.0.pools.entries().remove(name);
+        self.0.table.entries().remove(name);
         Ok(())
     }
 
@@ -266,8 +303,8 @@ impl Control {
         what: impl FnOnce(&PoolRecordFiles) -> io::Result<()> + Send + 'static,
     ) -> io::Result<()> {
         let done = async {
-            let guard = Arc::clone(&self.0.pools.io_lock).lock_owned().await;
-            let records = self.0.pools.records.clone();
+            let guard = Arc::clone(&self.0.table.io_lock).lock_owned().await;
+            let records = self.0.table.records.clone();
             let task = tokio::task::spawn_blocking(move || {
                 let done = what(&records);
                 drop(guard);
@@ -282,9 +319,9 @@ impl Control {
 
     /// Opens a pool that is not open, or finishes what a crash interrupted.
     async fn try_open_pool(&self, name: &PoolName, patience: Duration) {
-        let Some(lock) = self.0.pools.lock_of(name) else { return };
+        let Some(lock) = self.0.table.lock_of(name) else { return };
         let Ok(_held) = lock.try_lock() else { return };
-        let Some((record, observed)) = self.0.pools.get(name) else { return };
+        let Some((record, observed)) = self.0.table.get(name) else { return };
         if observed == PoolObserved::Open {
             return;
         }
@@ -301,7 +338,7 @@ impl Control {
                 if observed != PoolObserved::OpenFailed(error.clone()) {
                     tracing::error!(pool = %name, %error, "pool is offline");
                 }
-                self.0.pools.observe(name, PoolObserved::OpenFailed(error));
+                self.0.table.observe(name, PoolObserved::OpenFailed(error));
             }
             // The creation was not acknowledged, or the deletion was requested.
             (PoolStage::Creating | PoolStage::Deleting, Err(error)) => {
@@ -341,13 +378,13 @@ impl Control {
     async fn on_pool_opened(&self, record: &PoolRecord, report: &PoolReport) {
         let name = &record.name;
         tracing::info!(pool = %name, id = %record.id, disks = report.disks.len(), "open");
-        self.0.pools.observe(name, PoolObserved::Open);
+        self.0.table.observe(name, PoolObserved::Open);
         if let Err(error) = self.record_pool_disks(record, report).await {
             tracing::warn!(pool = %name, %error, "cannot record the paths of the disks");
         }
         self.request_own_report();
-        if self.is_serving() {
-            self.retry_pool_volumes(name).await;
+        if self.0.context.is_serving() {
+            self.0.user.pool_opened(name.clone()).await;
         }
     }
 
@@ -356,28 +393,12 @@ impl Control {
         self.0.context.last_report_request.send_modify(|_| {});
     }
 
-    /// Retries the volumes that failed to open without their pool.
-    async fn retry_pool_volumes(&self, name: &PoolName) {
-        for (stored, observed) in self.0.context.volumes.all() {
-            if !matches!(observed, Observed::OpenFailed { .. } | Observed::EraseFailed { .. })
-                || self.pool_name_of(&stored.record) != Some(name)
-            {
-                continue;
-            }
-            let id = stored.record.id;
-            let lock = self.0.context.volumes.lock_of(id);
-            let _held = lock.lock().await;
-            self.0.context.volumes.clear_failure(id);
-            self.reconcile_locked(id).await;
-        }
-    }
-
     async fn finish_pool_deletion(&self, record: &PoolRecord) {
         let name = &record.name;
         let destroyed = self.0.context.engine.destroy_pool(name).await;
         if let Err(error) = &destroyed {
             tracing::warn!(pool = %name, %error, "cannot delete the pool yet");
-            self.0.pools.observe(name, PoolObserved::Open);
+            self.0.table.observe(name, PoolObserved::Open);
         } else if let Err(error) = self.remove_pool_record(name).await {
             tracing::error!(pool = %name, %error, "cannot remove the pool record");
         }
@@ -385,25 +406,25 @@ impl Control {
 
     /// The pool of a volume's replica on this node.
     pub(super) fn pool_name_of<'a>(&self, record: &'a VolumeRecord) -> Option<&'a PoolName> {
-        record.placement(self.this_node())?.backing.pool()
+        record.placement(self.0.context.this_node())?.backing.pool()
     }
 
     /// Whether this node has a pool of this name.
     pub(super) fn has_pool(&self, name: &PoolName) -> bool {
-        self.0.pools.get(name).is_some()
+        self.0.table.get(name).is_some()
     }
 
     /// Whether a volume's replica here was in a pool that no longer exists: its data is gone.
     pub(super) fn has_lost_pool(&self, record: &VolumeRecord) -> bool {
         let Some(name) = self.pool_name_of(record) else { return false };
-        let damaged = self.0.pools.damaged();
+        let damaged = self.0.table.damaged();
         !self.has_pool(name) && !damaged.iter().any(|d| d.name.as_ref().is_none_or(|n| n == name))
     }
 
     /// Fails if the replica of a volume here is in a pool that is not open.
     pub(super) fn check_pool_of(&self, record: &VolumeRecord) -> Result<(), BackingError> {
         let Some(name) = self.pool_name_of(record) else { return Ok(()) };
-        match self.0.pools.get(name) {
+        match self.0.table.get(name) {
             Some((_, PoolObserved::Open)) => Ok(()),
             Some((_, PoolObserved::Closed)) => {
                 Err(BackingError::refused(format!("pool {name} is not open yet")))
@@ -414,7 +435,7 @@ impl Control {
                 Err(BackingError::refused(message).with_hint(error.hint))
             }
             None => {
-                let damaged = self.0.pools.damaged();
+                let damaged = self.0.table.damaged();
                 let why = damaged.iter().find(|d| d.name.as_ref().is_none_or(|n| n == name));
                 Err(BackingError::refused(match why {
                     Some(damage) => format!(
@@ -430,7 +451,7 @@ impl Control {
     /// The facts about all pools.
     pub(super) async fn pool_facts(&self) -> Vec<PoolFacts> {
         let reports = self.0.context.engine.pool_reports().await;
-        let mut facts = self.0.pools.facts(&reports);
+        let mut facts = self.0.table.facts(&reports);
         for pool in &mut facts {
             pool.volumes = self.volumes_in_pool(&pool.record.name);
         }
@@ -447,7 +468,7 @@ impl Control {
     /// Lists all pools, by name.
     pub async fn list_pools(&self) -> PoolList {
         let facts = self.pool_facts().await;
-        let unreadable_records = self.0.pools.damaged().iter().map(ToString::to_string).collect();
+        let unreadable_records = self.0.table.damaged().iter().map(ToString::to_string).collect();
         PoolList { pools: facts.iter().map(pool_status::pool_info).collect(), unreadable_records }
     }
 

@@ -236,7 +236,11 @@ impl Control {
         record: &VolumeRecord,
         force: bool,
     ) -> Result<ImageInfo, BackingError> {
-        self.check_backing_usable(record).await.map_err(|e| BackingError::refused(e.message))?;
+        self.0
+            .pools
+            .check_backing_usable(record)
+            .await
+            .map_err(|e| BackingError::refused(e.message))?;
         if let Some(e) = self.old_image_error(record).await {
             return Err(e);
         }
@@ -288,7 +292,7 @@ impl Control {
 
     async fn inspect_image(&self, stored: StoredVolumeRecord) -> Result<StepOutcome, StoreError> {
         let id = stored.record.id;
-        let inspected = match self.check_pool_of(&stored.record) {
+        let inspected = match self.0.pools.check_pool_of(&stored.record) {
             Ok(()) => self.0.context.engine.inspect_image(&stored.record).await,
             Err(e) => Err(e),
         };
@@ -307,7 +311,7 @@ impl Control {
 
     async fn open_volume(&self, stored: &StoredVolumeRecord) {
         let record = &stored.record;
-        let opened = match self.check_pool_of(record) {
+        let opened = match self.0.pools.check_pool_of(record) {
             Ok(()) => self.0.context.engine.open(record).await,
             Err(e) => Err(e),
         };
@@ -384,12 +388,12 @@ impl Control {
     }
 
     async fn erase_image(&self, record: &VolumeRecord) -> Result<(), BackingError> {
-        self.check_pool_of(record)?;
+        self.0.pools.check_pool_of(record)?;
         self.0.context.engine.erase_image_of(record).await
     }
 
     async fn erase_replica(&self, record: &VolumeRecord) {
-        let erased = match self.has_lost_pool(record) {
+        let erased = match self.0.pools.has_lost_pool(record) {
             true => Ok(()),
             false => self.erase_image(record).await,
         };

@@ -506,7 +506,7 @@ impl Control {
             let is_wanted =
                 |p: &ReplicaPlacement| matches!(p.stage, PlacementStage::Creating { .. });
             if record.placement(control.this_node()).is_some_and(is_wanted) {
-                control.check_backing_usable(&record).await.map_err(named)?;
+                control.0.pools.check_backing_usable(&record).await.map_err(named)?;
             }
             let mut changes = record.replace_changes(revision);
             // Unchanged: makes the commit fail if the mirror has changed since the decision.
@@ -611,7 +611,9 @@ impl Control {
             NewBacking::Device { path } => {
                 Backing::Device { path: require_absolute(path)?.to_owned() }
             }
-            NewBacking::Pool { pool } if node == self.this_node() && !self.has_pool(pool) => {
+            NewBacking::Pool { pool }
+                if node == self.this_node() && !self.0.pools.has_pool(pool) =>
+            {
                 let message = format!("there is no pool {pool} on this node");
                 return Err(ApiError::new(ErrorCode::NotFound, message)
                     .with_hint("`windrose pool list` shows the pools"));

@@ -322,7 +322,7 @@ impl Control {
         let path =
             record.placement(self.this_node()).and_then(|placement| placement.backing.path());
         match path {
-            Some(path) => self.check_unused_paths(vec![path.to_owned()]).await,
+            Some(path) => self.0.pools.check_unused_paths(vec![path.to_owned()]).await,
             None => Ok(()),
         }
     }

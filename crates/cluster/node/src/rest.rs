@@ -155,16 +155,17 @@ fn with_replicas(router: Router, c: &Control) -> Router {
 }
 
 /// Routes for pools of disks.
-fn with_pools(router: Router, c: &Control) -> Router {
+fn with_pools(router: Router, control: &Control) -> Router {
+    let c = control.pools();
     let router =
         add_endpoint::<ListPools, _, _, _>(
             router,
             c,
             |c, _| async move { Ok(c.list_pools().await) },
         );
-    let router = add_endpoint::<CreatePool, _, _, _>(router, c, |c, a| async move {
-        c.check_data_node()?;
-        c.create_pool(a.body).await
+    let router = add_endpoint::<CreatePool, _, _, _>(router, control, |control, a| async move {
+        control.check_data_node()?;
+        control.pools().create_pool(a.body).await
     });
     let router = add_endpoint::<GetPool, _, _, _>(router, c, |c, a| async move {
         c.get_pool(&a.pool_name()?).await
@@ -205,7 +206,7 @@ fn with_recovery(router: Router, c: &Control) -> Router {
         c.discard_image(a.body).await.map(|()| NoBody)
     });
     let router = add_endpoint::<FindImportablePools, _, _, _>(router, c, |c, a| async move {
-        c.find_importable_pools(a.body).await
+        c.pools().find_importable_pools(a.body).await
     });
     let router = add_endpoint::<ImportPool, _, _, _>(router, c, |c, a| async move {
         c.import_pool(a.body).await

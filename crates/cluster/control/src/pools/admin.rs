@@ -12,15 +12,15 @@ use api::{
 use peer::NodeId;
 use uuid::Uuid;
 
+use super::PoolControl;
 use super::{KnownPool, candidate_paths, pool_not_found};
-use crate::Control;
 use crate::device_stack::{FileIdentity, PathCheck};
 use engine::{self, BackingError, NewDisk, NewPool, PoolDiskState, PoolReport, Redundancy};
 use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
 use records::record::VolumeRecord;
 use status::pool_status::{self, PoolObserved, offline_pool_hint};
 
-impl Control {
+impl PoolControl {
     /// Creates a pool. A repeated request returns the existing pool.
     ///
     /// # Errors
@@ -28,7 +28,10 @@ impl Control {
     /// disk, by name.
     pub async fn create_pool(&self, request: CreatePoolRequest) -> Result<Pool, ApiError> {
         let control = self.clone();
-        self.run_to_completion(async move { control.create_pool_now(request).await }).await
+        self.0
+            .context
+            .run_to_completion(async move { control.create_pool_now(request).await })
+            .await
     }
 
     async fn create_pool_now(&self, request: CreatePoolRequest) -> Result<Pool, ApiError> {
@@ -39,7 +42,7 @@ impl Control {
         if self.has_pool(&name) {
             return self.existing_pool(&request).await;
         }
-        let damaged = self.0.pools.damaged();
+        let damaged = self.0.table.damaged();
         if let Some(damage) = damaged.iter().find(|d| d.name.as_ref().is_none_or(|n| *n == name)) {
             return Err(conflict(damage.to_string()).with_hint(
                 "repair or remove that file and restart the node, or choose another name",
@@ -57,11 +60,11 @@ impl Control {
         let known = KnownPool::new(record.clone());
         // Lock the pool before a concurrent request finds it half created.
         let _held = Arc::clone(&known.lock).lock_owned().await;
-        if !self.0.pools.insert(known) {
+        if !self.0.table.insert(known) {
             return self.existing_pool(&request).await;
         }
         if let Err(error) = self.write_pool_record(&record).await {
-            self.0.pools.entries().remove(&name);
+            self.0.table.entries().remove(&name);
             return Err(record_write_error(&name, &error));
         }
         let made = self.0.context.engine.create_pool(&record, pool_spec(&request)).await;
@@ -83,7 +86,7 @@ impl Control {
     async fn existing_pool(&self, request: &CreatePoolRequest) -> Result<Pool, ApiError> {
         let name = &request.name;
         // Waits until a concurrent creation ends.
-        if let Some(lock) = self.0.pools.lock_of(name) {
+        if let Some(lock) = self.0.table.lock_of(name) {
             drop(lock.lock().await);
         }
         let facts = self.pool_facts().await;
@@ -120,11 +123,13 @@ impl Control {
     /// The same, just before a replica is made here, whichever node got the request. The place of
     /// another volume that is not created yet counts as free.
     pub(crate) async fn check_backing_usable(&self, record: &VolumeRecord) -> Result<(), ApiError> {
-        let path =
-            record.placement(self.this_node()).and_then(|placement| placement.backing.path());
+        let path = record
+            .placement(self.0.context.this_node())
+            .and_then(|placement| placement.backing.path());
         let Some(path) = path else { return Ok(()) };
-        let has =
-            |other: &VolumeRecord| other.id != record.id && has_image_on(other, self.this_node());
+        let has = |other: &VolumeRecord| {
+            other.id != record.id && has_image_on(other, self.0.context.this_node())
+        };
         self.check_paths_unused_by(vec![path.to_owned()], self.path_users(has)).await
     }
 
@@ -156,14 +161,14 @@ impl Control {
 
     /// The same, with their users: pools, and the volumes for which `counts` is true.
     fn path_users(&self, counts: impl Fn(&VolumeRecord) -> bool) -> Vec<(PathBuf, String)> {
-        let me = self.this_node();
+        let me = self.0.context.this_node();
         let volumes = self.0.context.volumes.all();
         let volumes = volumes.iter().filter(|(s, _)| counts(&s.record)).filter_map(|(s, _)| {
             let path = s.record.placement(me)?.backing.path()?.to_owned();
             Some((path, format!("volume {}", s.record.name)))
         });
         let mut users: Vec<_> = volumes.collect();
-        for known in self.0.pools.entries().values() {
+        for known in self.0.table.entries().values() {
             let user = format!("pool {}", known.record.name);
             let disks = known.record.disks.iter().filter(|d| !d.is_out);
             users.extend(disks.map(|d| (d.path.clone(), user.clone())));
@@ -178,13 +183,16 @@ impl Control {
     /// offline.
     pub async fn delete_pool(&self, name: PoolName, force: bool) -> Result<(), ApiError> {
         let control = self.clone();
-        self.run_to_completion(async move { control.delete_pool_now(&name, force).await }).await
+        self.0
+            .context
+            .run_to_completion(async move { control.delete_pool_now(&name, force).await })
+            .await
     }
 
     async fn delete_pool_now(&self, name: &PoolName, force: bool) -> Result<(), ApiError> {
-        let lock = self.0.pools.lock_of(name).ok_or_else(|| pool_not_found(name))?;
+        let lock = self.0.table.lock_of(name).ok_or_else(|| pool_not_found(name))?;
         let _held = lock.lock().await;
-        let (record, observed) = self.0.pools.get(name).ok_or_else(|| pool_not_found(name))?;
+        let (record, observed) = self.0.table.get(name).ok_or_else(|| pool_not_found(name))?;
         let mut users: Vec<_> =
             self.volumes_in_pool(name).into_iter().map(|(_, name)| name).collect();
         let reports = self.0.context.engine.pool_reports().await;
@@ -244,31 +252,33 @@ impl Control {
         Fut: Future<Output = Result<(), ApiError>> + Send + 'static,
     {
         let control = self.clone();
-        self.run_to_completion(async move {
-            let lock = control.0.pools.lock_of(&name).ok_or_else(|| pool_not_found(&name))?;
-            let _held = lock.lock().await;
-            let (record, observed) =
-                control.0.pools.get(&name).ok_or_else(|| pool_not_found(&name))?;
-            match observed {
-                PoolObserved::Open => {}
-                PoolObserved::Closed => return Err(pool_opening_error(&name)),
-                PoolObserved::OpenFailed(error) => {
-                    let why = error.message_without_pool(&name);
-                    let message = format!("pool {name} is offline: {why}");
-                    return Err(conflict(message).with_hint(offline_pool_hint(&name, &error)));
+        self.0
+            .context
+            .run_to_completion(async move {
+                let lock = control.0.table.lock_of(&name).ok_or_else(|| pool_not_found(&name))?;
+                let _held = lock.lock().await;
+                let (record, observed) =
+                    control.0.table.get(&name).ok_or_else(|| pool_not_found(&name))?;
+                match observed {
+                    PoolObserved::Open => {}
+                    PoolObserved::Closed => return Err(pool_opening_error(&name)),
+                    PoolObserved::OpenFailed(error) => {
+                        let why = error.message_without_pool(&name);
+                        let message = format!("pool {name} is offline: {why}");
+                        return Err(conflict(message).with_hint(offline_pool_hint(&name, &error)));
+                    }
                 }
-            }
-            let changed = change(control.clone(), record).await;
-            control.record_pool_disks_now(&name).await;
-            changed?;
-            control.get_pool(&name).await
-        })
-        .await
+                let changed = change(control.clone(), record).await;
+                control.record_pool_disks_now(&name).await;
+                changed?;
+                control.get_pool(&name).await
+            })
+            .await
     }
 
     async fn record_pool_disks_now(&self, name: &PoolName) {
         let reports = self.0.context.engine.pool_reports().await;
-        if let (Some(report), Some((record, _))) = (reports.get(name), self.0.pools.get(name))
+        if let (Some(report), Some((record, _))) = (reports.get(name), self.0.table.get(name))
             && let Err(error) = self.record_pool_disks(&record, report).await
         {
             tracing::warn!(pool = %name, %error, "cannot record the paths of the disks");
@@ -298,7 +308,7 @@ impl Control {
         self.change_pool(name, move |control, record| async move {
             control.check_unused_paths(disks.clone()).await?;
             for path in disks {
-                let record = control.0.pools.get(&record.name).map_or(record.clone(), |(r, _)| r);
+                let record = control.0.table.get(&record.name).map_or(record.clone(), |(r, _)| r);
                 control.record_expected_disk(&record, &path).await?;
                 let disk = NewDisk { path, overwrite: overwrite.clone() };
                 let added = control.0.context.engine.add_pool_disk(&record.name, disk, spare).await;
@@ -406,7 +416,9 @@ impl Control {
         request: OpenPoolRequest,
     ) -> Result<Pool, ApiError> {
         let control = self.clone();
-        self.run_to_completion(async move { control.force_open_pool_now(&name, request).await })
+        self.0
+            .context
+            .run_to_completion(async move { control.force_open_pool_now(&name, request).await })
             .await
     }
 
@@ -436,9 +448,9 @@ impl Control {
                     lost, and no other node may use the pool",
             ));
         }
-        let lock = self.0.pools.lock_of(name).ok_or_else(|| pool_not_found(name))?;
+        let lock = self.0.table.lock_of(name).ok_or_else(|| pool_not_found(name))?;
         let _held = lock.lock().await;
-        let (record, observed) = self.0.pools.get(name).ok_or_else(|| pool_not_found(name))?;
+        let (record, observed) = self.0.table.get(name).ok_or_else(|| pool_not_found(name))?;
         if observed == PoolObserved::Open {
             return Err(conflict(format!("pool {name} is open")).with_hint(format!(
                 "to replace a failed disk: windrose pool replace {name} SERIAL --with DISK"
@@ -454,7 +466,7 @@ impl Control {
                 self.get_pool(name).await
             }
             Err(error) => {
-                self.0.pools.observe(name, PoolObserved::OpenFailed(error.clone()));
+                self.0.table.observe(name, PoolObserved::OpenFailed(error.clone()));
                 Err(pool_error(&error))
             }
         }

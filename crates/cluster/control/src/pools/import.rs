@@ -7,15 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    AdoptImageRequest, ApiError, ErrorCode, FindPools, ImportPoolRequest, ImportablePool,
-    ImportablePools, ImportedPool, PlannedVolume, PoolName,
+    ApiError, ErrorCode, FindPools, ImportPoolRequest, ImportablePool, ImportablePools, PoolName,
 };
 use uuid::Uuid;
 
+use super::PoolControl;
 use super::admin::{check_paths, conflict, pool_error, record_write_error};
 use super::{KnownPool, candidate_paths};
-use crate::Control;
-use engine::{ImageLocation, PoolDiskSeen};
+use engine::PoolDiskSeen;
 use records::pool_records::{KnownDisk, MAX_POOL_CORES, PoolRecord, PoolStage};
 use status::pool_status::{PoolObserved, offline_pool_hint};
 
@@ -51,7 +50,7 @@ impl ImportCandidate {
     }
 }
 
-impl Control {
+impl PoolControl {
     /// Lists the pools on this machine's disks that the node does not know.
     ///
     /// # Errors
@@ -72,7 +71,7 @@ impl Control {
         self.0.context.check_data_node()?;
         check_paths(&disks)?;
         let paths = if disks.is_empty() { candidate_paths(Vec::new()).await } else { disks };
-        let known: Vec<_> = self.0.pools.entries().values().map(|k| k.record.id).collect();
+        let known: Vec<_> = self.0.table.entries().values().map(|k| k.record.id).collect();
         let found =
             self.0.context.engine.find_pool_disks(paths).await.map_err(|e| pool_error(&e))?;
         let mut candidates = BTreeMap::<Uuid, ImportCandidate>::new();
@@ -92,17 +91,15 @@ impl Control {
         Ok(candidates.into_values().collect())
     }
 
-    /// Imports a pool that this node does not know, and adopts its orphaned volumes.
+    /// Opens a pool that this node does not know, and records it; returns its name.
     ///
     /// # Errors
     /// [`ErrorCode::NotFound`] without such a pool; [`ErrorCode::Conflict`] says why it cannot be
     /// opened: it is known from then on.
-    pub async fn import_pool(&self, request: ImportPoolRequest) -> Result<ImportedPool, ApiError> {
-        let control = self.clone();
-        self.run_to_completion(async move { control.import_pool_now(request).await }).await
-    }
-
-    async fn import_pool_now(&self, request: ImportPoolRequest) -> Result<ImportedPool, ApiError> {
+    pub(crate) async fn import_pool_now(
+        &self,
+        request: ImportPoolRequest,
+    ) -> Result<PoolName, ApiError> {
         let candidates = self.scan_import_candidates(request.disks.clone()).await?;
         let candidate = select_candidate(&candidates, &request.pool)?;
         let name = match &request.name {
@@ -128,13 +125,13 @@ impl Control {
         let known = KnownPool::new(record.clone());
         let lock = Arc::clone(&known.lock);
         let guard = lock.lock().await;
-        if !self.0.pools.insert(known) {
+        if !self.0.table.insert(known) {
             let message = format!("this node has another pool {name}");
             return Err(ApiError::new(ErrorCode::Exists, message)
                 .with_hint("give it another name: --as NAME"));
         }
         if let Err(error) = self.write_pool_record(&record).await {
-            self.0.pools.entries().remove(&name);
+            self.0.table.entries().remove(&name);
             return Err(record_write_error(&name, &error));
         }
         tracing::warn!(pool = %name, id = %record.id, disks = record.disks.len(), "pool imported \
@@ -142,7 +139,7 @@ impl Control {
         match self.0.context.engine.open_pool(&record, record.paths(), (Vec::new(), true)).await {
             Ok(report) => self.on_pool_opened(&record, &report).await,
             Err(error) => {
-                self.0.pools.observe(&name, PoolObserved::OpenFailed(error.clone()));
+                self.0.table.observe(&name, PoolObserved::OpenFailed(error.clone()));
                 let why = error.message_without_pool(&name);
                 let message = format!("pool {name} was imported, but is offline: {why}");
                 return Err(conflict(message).with_hint(offline_pool_hint(&name, &error)));
@@ -150,19 +147,21 @@ impl Control {
         }
         drop(guard);
         self.await_pool_reported(&name).await;
-        let volumes = self.adopt_pool_volumes(&name).await;
-        Ok(ImportedPool { pool: self.get_pool(&name).await?, volumes })
+        Ok(name)
     }
 
     /// Waits until other nodes can know a pool here: the next command may go to one of them.
     async fn await_pool_reported(&self, pool: &PoolName) {
-        if self.joined_cluster().is_none() {
+        if self.0.context.joined_cluster().is_none() {
             return;
         }
         let reported = async {
             loop {
-                let reports = self.reports().await.unwrap_or_default();
-                if reports.get(&self.this_node()).is_some_and(|r| r.pools.contains_key(pool)) {
+                let reports = self.0.context.reports().await.unwrap_or_default();
+                if reports
+                    .get(&self.0.context.this_node())
+                    .is_some_and(|r| r.pools.contains_key(pool))
+                {
                     return;
                 }
                 tokio::time::sleep(REPORT_POLL).await;
@@ -170,30 +169,6 @@ impl Control {
         };
         // On a timeout they learn it later.
         let _ = tokio::time::timeout(REPORT_TIMEOUT, reported).await;
-    }
-
-    /// Adopts the orphaned volumes of a pool; the result says why some are not adopted.
-    async fn adopt_pool_volumes(&self, pool: &PoolName) -> Vec<PlannedVolume> {
-        let unserved = self.scan_images(false).await;
-        let mut volumes = Vec::new();
-        for image in unserved.iter().filter(|h| !h.is_referenced) {
-            match &image.location {
-                ImageLocation::InPool(within, _) if within == pool => {}
-                _ => continue,
-            }
-            let request = AdoptImageRequest {
-                image: image.location.to_string(),
-                name: None,
-                without: Vec::new(),
-                force: false,
-                dry_run: false,
-            };
-            match self.adopt_image_now(request).await {
-                Ok(adopted) => volumes.push(adopted.plan),
-                Err(e) => volumes.push(self.not_adopted_plan(image, &e)),
-            }
-        }
-        volumes
     }
 }
 
