@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 
-use ::cluster::node_membership::{self, store_member_name};
-use ::cluster::nodes::{self, Nodes};
-use ::cluster::store::StoreError;
-use ::cluster::store::etcd::MemberHealth;
+use cluster::node_membership::{self, store_member_name};
+use cluster::nodes::{self, Nodes};
+use cluster::store::StoreError;
+use cluster::store::etcd::MemberHealth;
 use engine::CoreReport;
 use mirror::MirrorStatus;
 use peer::NodeId;

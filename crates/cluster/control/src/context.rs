@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ::cluster::identity::Role;
-use ::cluster::store::{MetadataStore, Revision, StoreError};
 use api::{ApiError, ErrorCode, VolumeName};
+use cluster::identity::Role;
+use cluster::store::{MetadataStore, Revision, StoreError};
 use engine::Engine;
 use engine::joined_cluster::JoinedCluster;
 use membership::ClusterMembership;
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::ControlSettings;
-use crate::cluster::conflict;
+use crate::cluster_control::conflict;
 use crate::volume_table::VolumeTable;
 
 /// What all parts of the control plane share.

@@ -33,11 +33,11 @@ impl Control {
         let cluster = self.cluster_view(&cores).await;
         let store_answers = cluster.as_ref().map(|cluster| cluster.store.error.is_none());
         let mut joins = match store_answers {
-            Some(answers) => self.join_findings(answers).await,
+            Some(answers) => self.0.cluster.join_findings(answers).await,
             None => Vec::new(),
         };
         if store_answers == Some(true) {
-            joins.extend(self.rotation_finding().await);
+            joins.extend(self.0.cluster.rotation_finding().await);
         }
         let records = volumes.iter().map(|(stored, _)| &stored.record);
         let unreadable_secrets = self.0.secrets.unreadable_secrets(records).await;
@@ -64,7 +64,7 @@ impl Control {
                 .and_then(|membership| membership.rival())
                 .map(|incarnation| incarnation.describe_location()),
             anchor_error: settings.anchor_error.clone(),
-            is_plaintext: self.is_plaintext_cluster(),
+            is_plaintext: self.0.cluster.is_plaintext_cluster(),
             unreadable_secrets,
             cores,
             api_clients: self.api_clients(),
@@ -81,7 +81,8 @@ impl Control {
 
 impl Control {
     fn api_clients(&self) -> ClientReport {
-        let guesses = self.0.api_auth_failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let failures = self.0.cluster.api_auth_failures();
+        let guesses = failures.lock().unwrap_or_else(PoisonError::into_inner);
         let failing = guesses.failing(Instant::now());
         let (proven, proofs) = (guesses.proven(), guesses.counts());
         ClientReport {

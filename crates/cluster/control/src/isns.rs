@@ -10,8 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use ::cluster::identity::Role;
-use ::cluster::nodes::{NodeView, Nodes};
+use cluster::identity::Role;
+use cluster::nodes::{NodeView, Nodes};
 use iscsi::isns::{
     Entity, HEADER_LEN, Portal, RegistrationMode, ResponseAssembler, ResponseError, Target,
 };
@@ -306,8 +306,8 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::identity::NodeIndex;
-    use ::cluster::nodes::{NodePortals, NodeRecord};
+    use cluster::identity::NodeIndex;
+    use cluster::nodes::{NodePortals, NodeRecord};
 
     use super::*;
     use records::record::PlacementStage;

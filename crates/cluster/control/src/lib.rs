@@ -6,16 +6,13 @@
 //! * Steps for one volume happen one at a time, under its lock; volumes do not wait for each other.
 //! * A change that a client asked for completes even if the client disconnects.
 
-mod admission;
-mod cluster;
-mod cluster_rotation;
+pub mod cluster_control;
 mod cluster_view;
 mod context;
 mod data_loss_guard;
 mod device_stack;
 mod facts;
 mod isns;
-mod join_client;
 mod node_probe;
 mod node_removal;
 mod old_images;
@@ -46,17 +43,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use ::cluster::identity::Role;
-use ::cluster::mirror_records;
 use api::{ApiError, ErrorCode, VolumeName};
+use cluster::identity::Role;
+use cluster::mirror_records;
 use futures_util::StreamExt;
 use peer::NodeId;
-use target::auth_throttle::AuthThrottle;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use ::cluster::store::{MetadataStore, Revision, StoreError};
+use cluster::store::{MetadataStore, Revision, StoreError};
+use cluster_control::ClusterControl;
 use config::{self, Config};
 use context::Context;
 use engine::joined_cluster::JoinedCluster;
@@ -159,10 +156,8 @@ struct Inner {
     secrets: SecretControl,
     /// The pools of disks of this node.
     pools: PoolControl,
-    /// Throttles clients of the API and of the join port that present no valid token.
-    api_auth_failures: Arc<std::sync::Mutex<AuthThrottle>>,
-    /// Why nodes cannot join here, if they cannot.
-    join_listener_error: std::sync::Mutex<Option<String>>,
+    /// The cluster of this node.
+    cluster: ClusterControl,
     /// What is registered for this node at the iSNS server.
     isns_registration: std::sync::Mutex<Option<isns::IsnsRegistration>>,
     /// Held while the catalog is built and handed to the cores; counts the catalogs.
@@ -206,12 +201,6 @@ impl Control {
         Self::with_store(settings, store, engine, Some(Arc::new(membership)))
     }
 
-    /// Throttles clients that present no valid token.
-    #[must_use]
-    pub fn api_auth_failures(&self) -> Arc<std::sync::Mutex<AuthThrottle>> {
-        Arc::clone(&self.0.api_auth_failures)
-    }
-
     fn with_store(
         settings: ControlSettings,
         meta: Arc<dyn MetadataStore>,
@@ -223,14 +212,13 @@ impl Control {
         let secrets = SecretControl::new(keys, Arc::clone(&meta));
         let context = Arc::new(Context::new(settings, meta, engine, membership));
         Self(Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
+            cluster: ClusterControl::new(Arc::clone(&context)),
             pools: PoolControl::new(
                 Arc::clone(&context),
                 Box::new(VolumesOfPools(Weak::clone(inner))),
             ),
             context,
             secrets,
-            api_auth_failures: Arc::default(),
-            join_listener_error: std::sync::Mutex::default(),
             isns_registration: std::sync::Mutex::default(),
             catalog_generation: Mutex::new(0),
             missing_replicas: std::sync::Mutex::default(),
@@ -272,6 +260,12 @@ impl Control {
     #[must_use]
     pub fn pools(&self) -> &PoolControl {
         &self.0.pools
+    }
+
+    /// The cluster of this node.
+    #[must_use]
+    pub fn cluster(&self) -> &ClusterControl {
+        &self.0.cluster
     }
 
     /// Waits until the node is to restart its services because its cluster membership changes.
@@ -352,8 +346,8 @@ impl Control {
             self.spawn(self.clone().watch_nodes(nodes));
             self.spawn(self.clone().watch_report_requests());
             self.spawn(self.clone().run_periodic_tasks());
-            self.spawn(self.clone().serve_joins());
-            self.spawn(self.clone().clean_up_admission());
+            self.spawn(self.0.cluster.clone().serve_joins());
+            self.spawn(self.0.cluster.clone().clean_up_admission());
         }
         self.spawn(self.clone().watch_images());
         self.spawn(self.clone().retry_failed_volumes());

@@ -5,16 +5,18 @@
 //! again keeps what it has.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use ::cluster::mirror_records;
-use ::cluster::nodes;
-use ::cluster::store::{Change, MetadataStore, Precondition, StoreError};
-use api::{ApiError, VolumeName};
+use api::{ApiError, Cluster, LeaveClusterRequest, VolumeName};
+use cluster::mirror_records;
+use cluster::node_membership::{self, JoinError, store_member_name};
+use cluster::nodes;
+use cluster::store::{Change, MetadataStore, Precondition, StoreError};
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::cluster::conflict;
+use super::cluster_control::{conflict, find_node, join_error, member_not_removed};
 use super::{Control, reconciler, store_error};
 use records::record::{self, StoredVolumeRecord, VOLUMES, VolumeStage};
 
@@ -64,6 +66,65 @@ enum RemovalError {
 }
 
 impl Control {
+    /// Removes this node, or a dead one, from the cluster.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`] says what prevents it; [`ErrorCode::NotFound`] for an unknown node.
+    pub async fn leave_cluster(&self, leave: LeaveClusterRequest) -> Result<Cluster, ApiError> {
+        match leave.node {
+            None if leave.force => self.0.cluster.force_leave(),
+            None => self.0.cluster.leave_orderly().await,
+            Some(node) => self.remove_node(&node, leave.force).await,
+        }
+    }
+
+    async fn remove_node(&self, which: &str, force: bool) -> Result<Cluster, ApiError> {
+        let cluster = &self.0.cluster;
+        let membership = cluster.require_membership()?;
+        let (nodes, _) =
+            nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
+        let dead = match find_node(&nodes, which) {
+            Ok(dead) => dead,
+            Err(unknown) => {
+                return cluster.remove_stray_store_member(&nodes, which, force, unknown).await;
+            }
+        };
+        let (node, name) = (dead.record.node, &dead.record.name);
+        if node == membership.identity().node {
+            return Err(conflict(
+                "that is the node that handles this request",
+                "`windrose cluster leave` without --node removes it from the cluster",
+            ));
+        }
+        if dead.is_alive {
+            let message = format!("node {name} is running, or was 10 seconds ago");
+            let hint = format!("to remove it: `windrose cluster leave` at node {name}");
+            return Err(conflict(message, &hint));
+        }
+        if !force {
+            let message = format!(
+                "this would remove node {name} from the cluster for good, with \
+                all its replicas"
+            );
+            let hint = format!("to remove it: windrose cluster leave --node {name} --force");
+            return Err(conflict(message, &hint));
+        }
+        let emptied = self.remove_replicas_of_node(node, name).await?;
+        cluster.check_has_no_replicas(node).await?;
+        // A node that is alive again stays.
+        node_membership::remove_dead_node(membership.store(), node).await.map_err(|e| match e {
+            JoinError::StillAlive { .. } => node_alive_error(name, &emptied),
+            e => join_error(&e),
+        })?;
+        let at: Vec<_> = dead.record.data_addresses.iter().map(SocketAddr::ip).collect();
+        let removed =
+            node_membership::remove_member(membership.store(), &store_member_name(node), &at).await;
+        removed.map_err(|e| member_not_removed(name, node, &e))?;
+        tracing::warn!(%node, name, "node removed from the cluster");
+        cluster.await_nodes(|nodes| !nodes.contains_key(&node)).await;
+        Ok(cluster.get_cluster().await)
+    }
+
     /// Removes the replicas of a dead node from all volumes, or from none if one needs them.
     /// Returns the volumes.
     pub(super) async fn remove_replicas_of_node(
@@ -276,7 +337,7 @@ fn join_names(volumes: &[VolumeName]) -> String {
 mod tests {
     use std::cell::Cell;
 
-    use ::cluster::store::memory::{CallDelivery, MemoryStore, MemoryStoreClient};
+    use cluster::store::memory::{CallDelivery, MemoryStore, MemoryStoreClient};
 
     use super::*;
 

@@ -2,15 +2,25 @@
 //! drained.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use cluster::nodes::{NodeView, Nodes};
+use api::{ApiError, Cluster};
+use cluster::nodes::{self, NodeView, Nodes};
+use engine::PeerAddresses;
 use peer::NodeId;
+use records::record::{PlacementStage, VolumeRecord};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Control;
-use engine::PeerAddresses;
-use records::record::{PlacementStage, VolumeRecord};
+use super::cluster_control::{drain_incomplete, find_node};
+use super::{Control, store_error};
+
+/// Longest wait until other nodes take over from a drained node.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often the waits above check.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Control {
     /// Gives a volume here the addresses of the other replicas' nodes.
@@ -34,6 +44,58 @@ impl Control {
             if std::mem::replace(&mut drained, self.is_drained()) != drained {
                 self.apply_drain_to_all().await;
             }
+        }
+    }
+
+    /// Takes a node out of service, or back into service.
+    ///
+    /// # Errors
+    /// [`api::ErrorCode::NotFound`] says that there is no such node.
+    pub async fn set_drained(
+        &self,
+        which: Option<String>,
+        drained: bool,
+    ) -> Result<Cluster, ApiError> {
+        let membership = self.0.cluster.require_membership()?;
+        let node = match which {
+            None => membership.identity().node,
+            Some(which) => {
+                let (nodes, _) =
+                    nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
+                find_node(&nodes, &which)?.record.node
+            }
+        };
+        let changed = nodes::set_drained(membership.store(), node, drained).await;
+        if changed.map_err(|e| store_error(&e))? {
+            tracing::info!(%node, drained, "drain state of a node changed");
+        }
+        let is_so =
+            |nodes: &Nodes| nodes.get(&node).is_none_or(|view| view.record.is_drained == drained);
+        self.0.cluster.await_nodes(is_so).await;
+        if drained {
+            self.await_drain(node).await?;
+        }
+        Ok(self.0.cluster.get_cluster().await)
+    }
+
+    /// Waits until the other nodes no longer depend on the replicas of a node.
+    async fn await_drain(&self, node: NodeId) -> Result<(), ApiError> {
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        loop {
+            let mirrors = self.0.context.volumes.mirrors();
+            let affected = mirrors.iter().filter(|(_, mirror)| mirror.member(node).is_some());
+            let (alone, leaving): (Vec<_>, Vec<_>) =
+                affected.partition(|(_, mirror)| mirror.others(node).next().is_none());
+            if leaving.is_empty() && alone.is_empty() {
+                return Ok(());
+            }
+            if leaving.is_empty() || Instant::now() >= deadline {
+                let needed = alone.iter().chain(&leaving).map(|(id, _)| self.volume_name(**id));
+                let names: Vec<_> = needed.collect();
+                let runs = self.cluster_view(&[]).await.is_none_or(|cluster| cluster.runs(node));
+                return Err(drain_incomplete(&self.node_name(node), runs, &names.join(", ")));
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 

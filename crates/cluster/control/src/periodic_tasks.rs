@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Control, repair, space};
-use ::cluster::store::{Change, Precondition, StoreError};
+use cluster::store::{Change, Precondition, StoreError};
 use engine::{CoreReport, ReportScope, VolumeReport};
 use records::reconcile::Observed;
 use records::record::StoredVolumeRecord;

@@ -8,7 +8,7 @@ use rt::fault_point::{self, FaultPoint};
 use uuid::Uuid;
 
 use super::{Control, MAX_RECONCILE_STEPS};
-use ::cluster::store::{Revision, StoreError};
+use cluster::store::{Revision, StoreError};
 use engine::BackingError;
 use records::reconcile::{MirrorState, Observed, Step, next_step};
 use records::record::ImageInfo;

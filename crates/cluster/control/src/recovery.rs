@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use ::cluster::identity::MembershipStage;
-use ::cluster::store::StoreError;
-use ::cluster::{mirror_records, nodes};
 use api::{
     ApiError, ErrorCode, PlannedVolume, RecoverClusterRequest, RecoveryPlan, ReplacementStore,
 };
+use cluster::identity::MembershipStage;
+use cluster::store::StoreError;
+use cluster::{mirror_records, nodes};
 use mirror::config::ConfigReplica;
 use uuid::Uuid;
 
-use super::cluster::{conflict, first_node_identity, identity_error, renew_protection};
+use super::cluster_control::{conflict, first_node_identity, identity_error, renew_protection};
 use super::orphan_images::recovered_mirror_record;
 use super::{Control, store_error};
 use membership::ClusterMembership;

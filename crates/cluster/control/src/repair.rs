@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use ::cluster::store::{Revision, StoreError};
-use ::cluster::{mirror_records, nodes};
 use api::NewBacking;
+use cluster::store::{Revision, StoreError};
+use cluster::{mirror_records, nodes};
 use disk::format_utc;
 use engine::CoreReport;
 use mirror::config::MirrorConfig;

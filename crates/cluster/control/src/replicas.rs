@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::reconciler::random_config_id;
 use super::volume_lifecycle::require_absolute;
 use super::{Control, backing_error, store_error};
-use ::cluster::store::StoreError;
+use cluster::store::StoreError;
 use engine::ReportScope;
 use records::reconcile::Observed;
 use records::record::{

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Control, store_error};
-use ::cluster::store::{Change, Precondition, Revision, StoreError};
+use cluster::store::{Change, Precondition, Revision, StoreError};
 use engine::CoreReport;
 use records::record::{PlacementStage, VolumeRecord, VolumeStage};
 use status::report::{self, NodeReport};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use ::cluster::secrets::{Keyring, RandomnessUnavailable};
-use ::cluster::store::{MetadataStore, StoreError};
 use api::{ApiError, ErrorCode};
+use cluster::secrets::{Keyring, RandomnessUnavailable};
+use cluster::store::{MetadataStore, StoreError};
 use membership::secret_keys::{SecretKeys, SecretsError};
 use records::record::{
     ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
@@ -188,8 +188,8 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::secrets::SealingKey;
     use api::Dhchap;
+    use cluster::secrets::SealingKey;
     use records::samples::{HOST, KEYS, chap, dhchap, record, tls};
 
     use super::*;

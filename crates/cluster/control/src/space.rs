@@ -127,8 +127,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use ::cluster::store::Revision;
     use api::{Backing, PoolName};
+    use cluster::store::Revision;
     use records::record::FIRST_NODE;
     use records::samples::record;
 

@@ -1,9 +1,9 @@
 //! What a node waits for while it enters its cluster, and the next step.
 
-use ::cluster::etcd_member::PermanentFailure;
-use ::cluster::identity::{ClusterIdentity, MembershipStage};
-use ::cluster::node_membership::JoinError;
-use ::cluster::store::StoreError;
+use cluster::etcd_member::PermanentFailure;
+use cluster::identity::{ClusterIdentity, MembershipStage};
+use cluster::node_membership::JoinError;
+use cluster::store::StoreError;
 use status::UNTRUSTED_STORE_HINT;
 use status::startup_wait::{REJOIN_HINT, RETRIES_HINT, StartupWait};
 
@@ -57,7 +57,7 @@ fn lost_store_member_hint(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::identity::{ClusterSecret, Role, TransportSecurity};
+    use cluster::identity::{ClusterSecret, Role, TransportSecurity};
     use peer::NodeId;
     use uuid::Uuid;
 

@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ::cluster::{admission, credential_rotation, incarnations, mirror_records, nodes, secrets};
 use api::VolumeName;
+use cluster::{admission, credential_rotation, incarnations, mirror_records, nodes, secrets};
 use mirror::config::MirrorConfig;
 use uuid::Uuid;
 
-use ::cluster::store::{Entry, Revision, StoreError, store_format};
+use cluster::store::{Entry, Revision, StoreError, store_format};
 use records::record::{self, NAMES, StoredVolumeRecord, VOLUMES};
 use status::report;
 
@@ -112,8 +112,8 @@ fn audit_entry(
 
 #[cfg(test)]
 mod tests {
-    use ::cluster::store::embedded::EmbeddedStore;
-    use ::cluster::store::{MetadataStore, Revision};
+    use cluster::store::embedded::EmbeddedStore;
+    use cluster::store::{MetadataStore, Revision};
 
     use super::*;
     use records::record::VolumeRecord;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn entries(volume: &VolumeRecord) -> Vec<Entry> {
-        let entry = |c: ::cluster::store::Change| Entry::new(c.key, c.value.unwrap(), Revision(1));
+        let entry = |c: cluster::store::Change| Entry::new(c.key, c.value.unwrap(), Revision(1));
         volume.insert_changes().into_iter().map(entry).collect()
     }
 
@@ -163,12 +163,12 @@ mod tests {
         let volume = guarded("web");
         store.commit(volume.insert_changes()).await.unwrap();
         let (whole, _) = store.list("").await.unwrap();
-        let kept = ::cluster::store::checksummed::add_checksum(&whole[1].key, &whole[1].value);
+        let kept = cluster::store::checksummed::add_checksum(&whole[1].key, &whole[1].value);
         for bit in 0..kept.len() * 8 {
             let mut bad = kept.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             let damage =
-                ::cluster::store::checksummed::verify_checksum(&whole[1].key, &bad).unwrap_err();
+                cluster::store::checksummed::verify_checksum(&whole[1].key, &bad).unwrap_err();
             let rotten =
                 Entry { value: Vec::new(), checksum_error: Some(damage), ..whole[1].clone() };
             let audit = audit(&[whole[0].clone(), rotten]);

@@ -101,7 +101,7 @@ impl Control {
     async fn read_ready_records(
         &self,
         ids: &BTreeSet<Uuid>,
-    ) -> Result<(BTreeMap<Uuid, VolumeRecord>, BTreeMap<Uuid, ::cluster::store::Revision>), ApiError>
+    ) -> Result<(BTreeMap<Uuid, VolumeRecord>, BTreeMap<Uuid, cluster::store::Revision>), ApiError>
     {
         let (mut records, mut revisions) = (BTreeMap::new(), BTreeMap::new());
         for &id in ids {

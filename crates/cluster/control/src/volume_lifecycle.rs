@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::secrets::seal_chap;
 use super::volume_edit::check_access;
 use super::{Control, backing_error, store_error};
-use ::cluster::store::StoreError;
+use cluster::store::StoreError;
 use records::reconcile::Observed;
 use records::record::{
     self, LunMapping, MAX_REPLICAS_WANTED, PlacementStage, ReplicaPlacement, StoredVolumeRecord,

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use ::cluster::nodes::NodePortals;
 use api::{
     Access, ApiError, ErrorCode, IscsiExport, NvmeExport, PoolName, ReplicaState, Session,
     SessionList, TargetLun, VhostUserExport, Volume, VolumeList, VolumeName, VolumeReplica,
     VolumeState,
 };
+use cluster::nodes::NodePortals;
 use engine::{CoreReport, ReportScope, VolumeReport};
 use records::reconcile::Observed;
 use records::record::{

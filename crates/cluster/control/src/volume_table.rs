@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::reconciler::VolumeRecords;
-use ::cluster::store::Revision;
+use cluster::store::Revision;
 use engine::BackingError;
 use records::catalog::LocalState;
 use records::reconcile::Observed;

@@ -146,7 +146,7 @@ impl ApiListeners {
             let listener = ApiListener::Tls(listener, TlsAcceptorDebug(acceptor));
             server.serve_on(
                 listener,
-                token.require_token(router, control.api_auth_failures()),
+                token.require_token(router, control.cluster().api_auth_failures()),
                 connections,
             );
         }

@@ -219,17 +219,14 @@ fn with_recovery(router: Router, c: &Control) -> Router {
 /// Routes for the cluster.
 fn cluster_routes(router: Router, c: &Control) -> Router {
     let router = with_recovery(router, c);
-    let router =
-        add_endpoint::<GetCluster, _, _, _>(
-            router,
-            c,
-            |c, _| async move { Ok(c.get_cluster().await) },
-        );
+    let router = add_endpoint::<GetCluster, _, _, _>(router, c, |c, _| async move {
+        Ok(c.cluster().get_cluster().await)
+    });
     let router = add_endpoint::<InitCluster, _, _, _>(router, c, |c, a| async move {
-        c.init_cluster(a.body).await
+        c.cluster().init_cluster(a.body).await
     });
     let router = add_endpoint::<JoinCluster, _, _, _>(router, c, |c, a| async move {
-        c.join_cluster(a.body).await
+        c.cluster().join_cluster(a.body).await
     });
     let router = add_endpoint::<LeaveCluster, _, _, _>(router, c, |c, a| async move {
         c.leave_cluster(a.body).await
@@ -246,23 +243,25 @@ fn cluster_routes(router: Router, c: &Control) -> Router {
 /// Routes for admission of nodes, and for credential rotation.
 fn admission_routes(router: Router, c: &Control) -> Router {
     let router = add_endpoint::<CreateToken, _, _, _>(router, c, |c, a| async move {
-        c.create_token(a.body).await
+        c.cluster().create_token(a.body).await
     });
-    let router =
-        add_endpoint::<ListTokens, _, _, _>(router, c, |c, _| async move { c.list_tokens().await });
+    let router = add_endpoint::<ListTokens, _, _, _>(router, c, |c, _| async move {
+        c.cluster().list_tokens().await
+    });
     let router = add_endpoint::<RotateCredentials, _, _, _>(router, c, |c, _| async move {
-        c.rotate_cluster().await
+        c.cluster().rotate_cluster().await
     });
     let router = add_endpoint::<RevokeToken, _, _, _>(router, c, |c, a| async move {
-        c.revoke_token(&a.body.id).await
+        c.cluster().revoke_token(&a.body.id).await
     });
-    let router =
-        add_endpoint::<ListJoins, _, _, _>(router, c, |c, _| async move { c.list_joins().await });
+    let router = add_endpoint::<ListJoins, _, _, _>(router, c, |c, _| async move {
+        c.cluster().list_joins().await
+    });
     let router = add_endpoint::<ApproveJoin, _, _, _>(router, c, |c, a| async move {
-        c.decide_join(&a.body.id, true).await
+        c.cluster().decide_join(&a.body.id, true).await
     });
     add_endpoint::<RefuseJoin, _, _, _>(router, c, |c, a| async move {
-        c.decide_join(&a.body.id, false).await
+        c.cluster().decide_join(&a.body.id, false).await
     })
 }
 

@@ -5,25 +5,26 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use ::cluster::admission::{
-    self, AdmissionError, JoinDenial, JoinGrant, JoinOutcome, JoinRecord, JoinRequest,
-    JoinRequestError, JoinResponse, JoinState, NewToken, TokenRecord, TokenState,
-};
-use ::cluster::identity::{ClusterIdentity, Role, TransportSecurity};
-use ::cluster::join_token::{JoinToken, ShortId, TrustAnchor};
-use ::cluster::node_membership;
-use ::cluster::nodes::{self, NodeView, Nodes};
 use api::{
     ApiError, CreateTokenRequest, CreatedToken, ErrorCode, Finding, JoinInfo, JoinList, NodeRole,
     Severity, TokenInfo, TokenList,
 };
 use axum::body::Bytes;
+use cluster::admission::{
+    self, AdmissionError, JoinDenial, JoinGrant, JoinOutcome, JoinRecord, JoinRequest,
+    JoinRequestError, JoinResponse, JoinState, NewToken, TokenRecord, TokenState,
+};
+use cluster::identity::{ClusterIdentity, Role, TransportSecurity};
+use cluster::join_token::{JoinToken, ShortId, TrustAnchor};
+use cluster::node_membership;
+use cluster::nodes::{self, NodeView, Nodes};
 use peer::NodeId;
 
-use super::cluster::{conflict, join_error, role};
-use super::volume_lifecycle::now_s;
-use super::{Control, store_error};
-use ::cluster::store::{StoreError, embedded};
+use super::ClusterControl;
+use super::{conflict, join_error, role};
+use crate::store_error;
+use crate::volume_lifecycle::now_s;
+use cluster::store::{StoreError, embedded};
 use http_server::join_endpoint::{self, CAPACITY};
 use http_server::{ApiListener, Server, TlsAcceptorDebug, listen};
 use membership::{ClusterMembership, certificates};
@@ -40,10 +41,10 @@ const LISTEN_RETRY_PAUSE: Duration = Duration::from_secs(5);
 const MAX_LIFETIME_S: u64 = 366 * 86_400;
 
 /// Hint for a token that is not valid.
-pub(super) const NEW_TOKEN_HINT: &str =
+pub(crate) const NEW_TOKEN_HINT: &str =
     "make a new token at a node of the cluster (windrose cluster token), and use it here";
 
-impl Control {
+impl ClusterControl {
     /// Creates a token.
     ///
     /// # Errors
@@ -206,7 +207,7 @@ impl Control {
     }
 
     /// Accepts join requests for as long as this node is a member.
-    pub(super) async fn serve_joins(self) {
+    pub(crate) async fn serve_joins(self) {
         let (Some(membership), Some(at)) =
             (self.0.context.cluster_membership.clone(), self.0.context.settings.cluster.join)
         else {
@@ -269,7 +270,7 @@ impl Control {
     }
 
     /// Removes expired tokens and requests, for as long as this node is a member.
-    pub(super) async fn clean_up_admission(self) {
+    pub(crate) async fn clean_up_admission(self) {
         let Some(membership) = self.0.context.cluster_membership.clone() else { return };
         tokio::time::sleep(FIRST_CLEANUP_DELAY).await;
         loop {
@@ -281,7 +282,7 @@ impl Control {
     }
 
     /// Findings about waiting join requests, while the store answers.
-    pub(super) async fn join_findings(&self, store_answers: bool) -> Vec<Finding> {
+    pub(crate) async fn join_findings(&self, store_answers: bool) -> Vec<Finding> {
         let error =
             self.0.join_listener_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut findings: Vec<_> =
@@ -497,7 +498,7 @@ mod tests {
     fn a_node_that_waits_is_named_with_its_addresses_and_both_commands() {
         let token = TokenRecord {
             id: ShortId(1),
-            digest: ::cluster::join_token::Sha256Digest([0; 32]),
+            digest: cluster::join_token::Sha256Digest([0; 32]),
             role: None,
             expires_s: 100,
             remaining_uses: Some(0),

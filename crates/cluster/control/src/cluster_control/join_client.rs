@@ -4,11 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ::cluster::admission::{JoinRequest, JoinResponse, MAX_MESSAGE_LEN};
-use ::cluster::join_token::{JoinToken, TrustAnchor};
 use api::{ApiError, ErrorCode};
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode, header};
+use cluster::admission::{JoinRequest, JoinResponse, MAX_MESSAGE_LEN};
+use cluster::join_token::{JoinToken, TrustAnchor};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -18,7 +18,7 @@ use tokio::net::TcpSocket;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::cluster::conflict;
+use super::conflict;
 use config;
 use http_server::join_endpoint::PATH;
 use membership::certificates;
@@ -51,7 +51,7 @@ enum JoinCallError {
 ///
 /// # Errors
 /// The refusal of the node that decided; else the failure at each of them.
-pub(super) async fn request_join(
+pub(crate) async fn request_join(
     token: &JoinToken,
     config: &config::Cluster,
     request: &JoinRequest,

@@ -1,30 +1,36 @@
 //! The cluster API: creating, joining, leaving and showing a cluster.
 
+mod admission;
+mod join_client;
+mod rotation;
+
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ::cluster::admission::{self, JoinGrant, JoinRequest, JoinResponse};
-use ::cluster::certificate_authority::CertificateAuthority;
-use ::cluster::identity::{
-    ClusterIdentity, ClusterSecret, MembershipStage, NodeIndex, Role, TransportSecurity,
-};
-use ::cluster::join_token::{JoinToken, ShortId};
-use ::cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS, store_member_name};
-use ::cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
-use ::cluster::store::etcd::{EtcdStore, MemberInfo, MemberResponse};
 use api::{
     ApiError, Cluster, ClusterNode, ClusterStage, ErrorCode, InitClusterRequest,
-    JoinClusterRequest, LeaveClusterRequest, NodeRole, StoreMember,
+    JoinClusterRequest, NodeRole, StoreMember,
 };
+use cluster::admission::{JOIN_PROTOCOL_VERSION, JoinGrant, JoinRequest, JoinResponse};
+use cluster::certificate_authority::CertificateAuthority;
+use cluster::identity::{
+    ClusterIdentity, ClusterSecret, MembershipStage, NodeIndex, Role, TransportSecurity,
+};
+use cluster::join_token::{JoinToken, ShortId};
+use cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS, store_member_name};
+use cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
+use cluster::store::etcd::{EtcdStore, MemberInfo, MemberResponse};
 use peer::NodeId;
 use rt::fault_point::{self, FaultPoint};
-use tokio::time::{Instant, timeout};
+use target::auth_throttle::AuthThrottle;
+use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::admission::NEW_TOKEN_HINT;
-use super::{Control, ControlSettings, join_client, node_removal, store_error};
-use ::cluster::store::{Entry, StoreError, embedded, store_format};
-use config;
+use crate::context::Context;
+use crate::{ControlSettings, store_error};
+use admission::NEW_TOKEN_HINT;
+use cluster::store::{Entry, StoreError, embedded, store_format};
 use config::data_dir;
 use membership::certificates;
 use membership::store_member::{StoreProgramMissing, own_store_member};
@@ -34,27 +40,21 @@ use status::cluster_view::node_argument;
 use status::store_view;
 use wire::plural;
 
-/// Longest wait until other nodes take over from a drained node.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// Longest wait until the store reports a change that was made here.
 const PROPAGATION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the waits above check.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
-pub(super) fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
+pub(crate) fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
     ApiError::new(ErrorCode::Conflict, message).with_hint(hint)
 }
 
-pub(super) fn join_error(error: &JoinError) -> ApiError {
+pub(crate) fn join_error(error: &JoinError) -> ApiError {
     match error {
         JoinError::Store(error) => store_error(error),
         error => ApiError::new(ErrorCode::Conflict, error.to_string()),
     }
 }
 
-pub(super) fn identity_error(error: &impl std::fmt::Display) -> ApiError {
+pub(crate) fn identity_error(error: &impl std::fmt::Display) -> ApiError {
     ApiError::new(ErrorCode::Internal, error.to_string())
         .with_hint("the data directory may be full or read-only")
 }
@@ -64,14 +64,46 @@ fn store_program_missing(error: &StoreProgramMissing) -> ApiError {
     conflict(error.to_string(), hint)
 }
 
-impl Control {
+/// The cluster of this node: its membership, the admission of nodes, and the rotation of
+/// credentials. Cheap to clone.
+#[derive(Clone)]
+pub struct ClusterControl(Arc<Inner>);
+
+struct Inner {
+    context: Arc<Context>,
+    /// Throttles clients of the API and of the join port that present no valid token.
+    api_auth_failures: Arc<Mutex<AuthThrottle>>,
+    /// Why nodes cannot join here, if they cannot.
+    join_listener_error: Mutex<Option<String>>,
+}
+
+impl std::fmt::Debug for ClusterControl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterControl").finish_non_exhaustive()
+    }
+}
+
+impl ClusterControl {
+    /// The cluster of a node. Nodes can join once [`Self::serve_joins`] runs.
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        let (api_auth_failures, join_listener_error) = (Arc::default(), Mutex::default());
+        Self(Arc::new(Inner { context, api_auth_failures, join_listener_error }))
+    }
+
+    /// Throttles clients of the API and of the join port that present no valid token.
+    #[must_use]
+    pub fn api_auth_failures(&self) -> Arc<Mutex<AuthThrottle>> {
+        Arc::clone(&self.0.api_auth_failures)
+    }
+
     /// Returns the cluster as this node sees it.
     pub async fn get_cluster(&self) -> Cluster {
         let Some(membership) = &self.0.context.cluster_membership else { return standalone() };
         let identity = membership.identity();
-        let mut nodes = self.joined_cluster().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
+        let mut nodes =
+            self.0.context.joined_cluster().map(|m| m.nodes.borrow().clone()).unwrap_or_default();
         let mut stale_reason = None;
-        if self.joined_cluster().is_some() {
+        if self.0.context.joined_cluster().is_some() {
             match nodes::list_alive(&*self.0.context.meta).await {
                 Ok(alive) => {
                     nodes.iter_mut().for_each(|(n, view)| view.is_alive = alive.contains(n));
@@ -98,7 +130,7 @@ impl Control {
     }
 
     /// Whether the cluster was formed without certificates.
-    pub(super) fn is_plaintext_cluster(&self) -> bool {
+    pub(crate) fn is_plaintext_cluster(&self) -> bool {
         let membership = self.0.context.cluster_membership.as_ref();
         membership.is_some_and(|membership| {
             membership.identity().transport_security == TransportSecurity::PlainText
@@ -111,13 +143,15 @@ impl Control {
     /// [`ErrorCode::Conflict`] says what prevents it.
     pub async fn init_cluster(&self, ask: InitClusterRequest) -> Result<Cluster, ApiError> {
         let control = self.clone();
-        self.run_to_completion(async move {
-            let settings = &control.0.context.settings;
-            control.check_standalone()?;
-            let protection = choose_protection(settings, ask.insecure)?;
-            control.restart_as(&first_node_identity(settings, NodeId(1), protection)?)
-        })
-        .await
+        self.0
+            .context
+            .run_to_completion(async move {
+                let settings = &control.0.context.settings;
+                control.check_standalone()?;
+                let protection = choose_protection(settings, ask.insecure)?;
+                control.restart_as(&first_node_identity(settings, NodeId(1), protection)?)
+            })
+            .await
     }
 
     /// Joins the cluster that a token names.
@@ -135,58 +169,61 @@ impl Control {
             NodeRole::Witness => Role::Witness,
         };
         let control = self.clone();
-        self.run_to_completion(async move {
-            let settings = &control.0.context.settings;
-            control.check_standalone_for(Some(&token))?;
-            let at = cluster_address(settings)?;
-            // Held until the join ends: no volume is created after the check below.
-            let _none = control.0.context.creation_lock.try_write().map_err(|_| busy_creating())?;
-            let (volumes, _) =
-                control.0.context.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
-            if !volumes.is_empty() {
-                let message =
-                    format!("this node has {} of its own", plural(volumes.len(), "volume"));
-                return Err(conflict(
-                    message,
-                    "copy their data elsewhere and delete the volumes \
+        self.0
+            .context
+            .run_to_completion(async move {
+                let settings = &control.0.context.settings;
+                control.check_standalone_for(Some(&token))?;
+                let at = cluster_address(settings)?;
+                // Held until the join ends: no volume is created after the check below.
+                let _none =
+                    control.0.context.creation_lock.try_write().map_err(|_| busy_creating())?;
+                let (volumes, _) =
+                    control.0.context.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
+                if !volumes.is_empty() {
+                    let message =
+                        format!("this node has {} of its own", plural(volumes.len(), "volume"));
+                    return Err(conflict(
+                        message,
+                        "copy their data elsewhere and delete the volumes \
                     first",
-                ));
-            }
-            let request = join_request(settings, &token, role);
-            let grant = match join_client::request_join(&token, &settings.cluster, &request).await?
-            {
-                JoinResponse::Granted(grant) => grant,
-                JoinResponse::Waiting { id } => {
-                    let waits_for = Some(approval_text(id));
-                    return Ok(Cluster { waits_for, ..standalone() });
+                    ));
                 }
-            };
-            let granted = GrantedJoin::new(&token, grant, settings)?;
-            let record = granted.check_store(settings).await?;
-            let runs_member = granted.should_run_store_member(&record, role).await?;
-            fault_point::reach(FaultPoint::JoinNumberDrawn);
-            let GrantedJoin { cluster, node, grant, .. } = granted;
-            let JoinGrant { secret, transport_security: protection, endpoints, .. } = grant;
-            let member = runs_member
-                .then(|| own_store_member(&settings.cluster, at, node, &protection))
-                .transpose()
-                .map_err(|e| store_program_missing(&e))?;
-            // Another request may have changed the membership meanwhile.
-            control.check_standalone()?;
-            control.restart_as(&ClusterIdentity {
-                stage: MembershipStage::Joining,
-                cluster,
-                node,
-                index: None,
-                role,
-                secret,
-                transport_security: protection,
-                rotation: None,
-                endpoints,
-                member,
+                let request = join_request(settings, &token, role);
+                let grant =
+                    match join_client::request_join(&token, &settings.cluster, &request).await? {
+                        JoinResponse::Granted(grant) => grant,
+                        JoinResponse::Waiting { id } => {
+                            let waits_for = Some(approval_text(id));
+                            return Ok(Cluster { waits_for, ..standalone() });
+                        }
+                    };
+                let granted = GrantedJoin::new(&token, grant, settings)?;
+                let record = granted.check_store(settings).await?;
+                let runs_member = granted.should_run_store_member(&record, role).await?;
+                fault_point::reach(FaultPoint::JoinNumberDrawn);
+                let GrantedJoin { cluster, node, grant, .. } = granted;
+                let JoinGrant { secret, transport_security: protection, endpoints, .. } = grant;
+                let member = runs_member
+                    .then(|| own_store_member(&settings.cluster, at, node, &protection))
+                    .transpose()
+                    .map_err(|e| store_program_missing(&e))?;
+                // Another request may have changed the membership meanwhile.
+                control.check_standalone()?;
+                control.restart_as(&ClusterIdentity {
+                    stage: MembershipStage::Joining,
+                    cluster,
+                    node,
+                    index: None,
+                    role,
+                    secret,
+                    transport_security: protection,
+                    rotation: None,
+                    endpoints,
+                    member,
+                })
             })
-        })
-        .await
+            .await
     }
 
     /// Stores the new identity of this node, and restarts its services.
@@ -205,44 +242,35 @@ impl Control {
         Ok(from_identity(identity))
     }
 
-    /// Removes this node, or a dead one, from the cluster.
-    ///
-    /// # Errors
-    /// [`ErrorCode::Conflict`] says what prevents it; [`ErrorCode::NotFound`] for an unknown node.
-    pub async fn leave_cluster(&self, leave: LeaveClusterRequest) -> Result<Cluster, ApiError> {
-        match leave.node {
-            None if leave.force => self.force_leave(),
-            None => self.leave_orderly().await,
-            Some(node) => self.remove_node(&node, leave.force).await,
-        }
-    }
-
-    async fn leave_orderly(&self) -> Result<Cluster, ApiError> {
+    pub(crate) async fn leave_orderly(&self) -> Result<Cluster, ApiError> {
         let control = self.clone();
-        self.run_to_completion(async move {
-            let membership = control.require_membership()?;
-            let identity = membership.identity();
-            let (nodes, _) =
-                nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
-            if nodes.keys().all(|node| *node == identity.node) {
-                return Err(conflict(
-                    "this node is the last one of its cluster: if it leaves, the cluster ends",
-                    "`windrose cluster leave --force` makes it a standalone node, without the \
+        self.0
+            .context
+            .run_to_completion(async move {
+                let membership = control.require_membership()?;
+                let identity = membership.identity();
+                let (nodes, _) =
+                    nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
+                if nodes.keys().all(|node| *node == identity.node) {
+                    return Err(conflict(
+                        "this node is the last one of its cluster: if it leaves, the cluster ends",
+                        "`windrose cluster leave --force` makes it a standalone node, without the \
                      volumes of the cluster",
-                ));
-            }
-            control.check_has_no_replicas(identity.node).await?;
-            let identity = membership.update_identity(|own| own.stage = MembershipStage::Leaving);
-            let identity = identity.map_err(|e| identity_error(&e))?;
-            fault_point::reach(FaultPoint::LeaveRoleWritten);
-            control.0.context.restart.send_replace(true);
-            Ok(from_identity(&identity))
-        })
-        .await
+                    ));
+                }
+                control.check_has_no_replicas(identity.node).await?;
+                let identity =
+                    membership.update_identity(|own| own.stage = MembershipStage::Leaving);
+                let identity = identity.map_err(|e| identity_error(&e))?;
+                fault_point::reach(FaultPoint::LeaveRoleWritten);
+                control.0.context.restart.send_replace(true);
+                Ok(from_identity(&identity))
+            })
+            .await
     }
 
     /// Forgets the cluster, for a node whose cluster is gone or has removed it.
-    fn force_leave(&self) -> Result<Cluster, ApiError> {
+    pub(crate) fn force_leave(&self) -> Result<Cluster, ApiError> {
         let membership = self.0.context.cluster_membership.as_ref().ok_or_else(not_in_cluster)?;
         membership.forget_cluster().map_err(|e| identity_error(&e))?;
         tracing::warn!("left the cluster by force; the other nodes were not informed");
@@ -250,55 +278,9 @@ impl Control {
         Ok(standalone())
     }
 
-    async fn remove_node(&self, which: &str, force: bool) -> Result<Cluster, ApiError> {
-        let membership = self.require_membership()?;
-        let (nodes, _) =
-            nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
-        let dead = match find_node(&nodes, which) {
-            Ok(dead) => dead,
-            Err(unknown) => {
-                return self.remove_stray_store_member(&nodes, which, force, unknown).await;
-            }
-        };
-        let (node, name) = (dead.record.node, &dead.record.name);
-        if node == membership.identity().node {
-            return Err(conflict(
-                "that is the node that handles this request",
-                "`windrose cluster leave` without --node removes it from the cluster",
-            ));
-        }
-        if dead.is_alive {
-            let message = format!("node {name} is running, or was 10 seconds ago");
-            let hint = format!("to remove it: `windrose cluster leave` at node {name}");
-            return Err(conflict(message, &hint));
-        }
-        if !force {
-            let message = format!(
-                "this would remove node {name} from the cluster for good, with \
-                all its replicas"
-            );
-            let hint = format!("to remove it: windrose cluster leave --node {name} --force");
-            return Err(conflict(message, &hint));
-        }
-        let emptied = self.remove_replicas_of_node(node, name).await?;
-        self.check_has_no_replicas(node).await?;
-        // A node that is alive again stays.
-        node_membership::remove_dead_node(membership.store(), node).await.map_err(|e| match e {
-            JoinError::StillAlive { .. } => node_removal::node_alive_error(name, &emptied),
-            e => join_error(&e),
-        })?;
-        let at: Vec<_> = dead.record.data_addresses.iter().map(SocketAddr::ip).collect();
-        let removed =
-            node_membership::remove_member(membership.store(), &store_member_name(node), &at).await;
-        removed.map_err(|e| member_not_removed(name, node, &e))?;
-        tracing::warn!(%node, name, "node removed from the cluster");
-        self.await_nodes(|nodes| !nodes.contains_key(&node)).await;
-        Ok(self.get_cluster().await)
-    }
-
     /// Removes a store member that was added for a node which never joined the cluster; returns
     /// `unknown` if `which` names no such member.
-    async fn remove_stray_store_member(
+    pub(crate) async fn remove_stray_store_member(
         &self,
         nodes: &Nodes,
         which: &str,
@@ -331,63 +313,13 @@ impl Control {
         Ok(self.get_cluster().await)
     }
 
-    /// Takes a node out of service, or back into service.
-    ///
-    /// # Errors
-    /// [`ErrorCode::NotFound`] says that there is no such node.
-    pub async fn set_drained(
-        &self,
-        which: Option<String>,
-        drained: bool,
-    ) -> Result<Cluster, ApiError> {
-        let membership = self.require_membership()?;
-        let node = match which {
-            None => membership.identity().node,
-            Some(which) => {
-                let (nodes, _) =
-                    nodes::list_readable(membership.store()).await.map_err(|e| store_error(&e))?;
-                find_node(&nodes, &which)?.record.node
-            }
-        };
-        let changed = nodes::set_drained(membership.store(), node, drained).await;
-        if changed.map_err(|e| store_error(&e))? {
-            tracing::info!(%node, drained, "drain state of a node changed");
-        }
-        let is_so =
-            |nodes: &Nodes| nodes.get(&node).is_none_or(|view| view.record.is_drained == drained);
-        self.await_nodes(is_so).await;
-        if drained {
-            self.await_drain(node).await?;
-        }
-        Ok(self.get_cluster().await)
-    }
-
     /// Waits briefly until this node sees a change of the node list that it made itself: answers
     /// use the watched list.
-    async fn await_nodes(&self, is_so: impl FnMut(&Nodes) -> bool) {
-        let Some(mut nodes) = self.joined_cluster().map(|m| m.nodes.clone()) else { return };
+    pub(crate) async fn await_nodes(&self, is_so: impl FnMut(&Nodes) -> bool) {
+        let Some(mut nodes) = self.0.context.joined_cluster().map(|m| m.nodes.clone()) else {
+            return;
+        };
         let _ = timeout(PROPAGATION_TIMEOUT, nodes.wait_for(is_so)).await;
-    }
-
-    /// Waits until the other nodes no longer depend on the replicas of a node.
-    async fn await_drain(&self, node: NodeId) -> Result<(), ApiError> {
-        let deadline = Instant::now() + DRAIN_TIMEOUT;
-        loop {
-            let mirrors = self.0.context.volumes.mirrors();
-            let affected = mirrors.iter().filter(|(_, mirror)| mirror.member(node).is_some());
-            let (alone, leaving): (Vec<_>, Vec<_>) =
-                affected.partition(|(_, mirror)| mirror.others(node).next().is_none());
-            if leaving.is_empty() && alone.is_empty() {
-                return Ok(());
-            }
-            if leaving.is_empty() || Instant::now() >= deadline {
-                let needed = alone.iter().chain(&leaving).map(|(id, _)| self.volume_name(**id));
-                let names: Vec<_> = needed.collect();
-                let runs = self.cluster_view(&[]).await.is_none_or(|cluster| cluster.runs(node));
-                return Err(drain_incomplete(&self.node_name(node), runs, &names.join(", ")));
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
     }
 
     /// Fails unless the node is standalone.
@@ -414,28 +346,28 @@ impl Control {
         }
     }
 
-    pub(super) fn require_membership(&self) -> Result<&ClusterMembership, ApiError> {
+    pub(crate) fn require_membership(&self) -> Result<&ClusterMembership, ApiError> {
         let membership = self.0.context.cluster_membership.as_deref().ok_or_else(not_in_cluster)?;
-        if self.joined_cluster().is_some() {
+        if self.0.context.joined_cluster().is_some() {
             return Ok(membership);
         }
         Err(self.0.context.not_serving())
     }
 
     /// Fails if a node that is to be removed keeps a replica.
-    async fn check_has_no_replicas(&self, node: NodeId) -> Result<(), ApiError> {
+    pub(crate) async fn check_has_no_replicas(&self, node: NodeId) -> Result<(), ApiError> {
         let (entries, _) = self.0.context.meta.list(VOLUMES).await.map_err(|e| store_error(&e))?;
         let kept: Vec<_> =
             entries.iter().filter_map(|entry| volume_placed_on(entry, node)).collect();
         if kept.is_empty() {
             return Ok(());
         }
-        Err(has_replicas_error(&self.node_name(node), &kept))
+        Err(has_replicas_error(&self.0.context.node_name(node), &kept))
     }
 }
 
 /// The error for a drained node whose replicas are still needed.
-fn drain_incomplete(node: &str, runs: bool, volumes: &str) -> ApiError {
+pub(crate) fn drain_incomplete(node: &str, runs: bool, volumes: &str) -> ApiError {
     if runs {
         let message = format!(
             "node {node} is drained, but still serves volume {volumes}: no other replica is in \
@@ -479,7 +411,7 @@ fn volume_placed_on(entry: &Entry, node: NodeId) -> Option<String> {
 }
 
 /// The error for a node that was removed while its store member was not.
-fn member_not_removed(name: &str, node: NodeId, why: &JoinError) -> ApiError {
+pub(crate) fn member_not_removed(name: &str, node: NodeId, why: &JoinError) -> ApiError {
     let message = format!(
         "node {name} was removed from the cluster, but its member of the metadata store could not \
          be removed: {why}"
@@ -533,7 +465,7 @@ fn from_identity(identity: &ClusterIdentity) -> Cluster {
     }
 }
 
-pub(super) fn role(role: Role) -> NodeRole {
+pub(crate) fn role(role: Role) -> NodeRole {
     match role {
         Role::Data => NodeRole::Data,
         Role::Witness => NodeRole::Witness,
@@ -580,7 +512,7 @@ async fn store_members(membership: &ClusterMembership) -> Vec<StoreMember> {
 }
 
 /// The node that `which` names, by number or by name.
-fn find_node<'a>(nodes: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
+pub(crate) fn find_node<'a>(nodes: &'a Nodes, which: &str) -> Result<&'a NodeView, ApiError> {
     let numbered = which.parse().ok().and_then(|number| nodes.get(&NodeId(number)));
     let mut named = nodes.values().filter(|view| view.record.name == which);
     match (numbered, named.next(), named.next()) {
@@ -609,7 +541,7 @@ fn cluster_address(settings: &ControlSettings) -> Result<SocketAddr, ApiError> {
 fn join_request(settings: &ControlSettings, token: &JoinToken, role: Role) -> JoinRequest {
     let config::Cluster { listen, lease, grace, .. } = &settings.cluster;
     JoinRequest {
-        format: admission::JOIN_PROTOCOL_VERSION,
+        format: JOIN_PROTOCOL_VERSION,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store_format: embedded::FORMAT,
         cluster: token.cluster,
@@ -755,7 +687,7 @@ fn own_authority() -> Result<TransportSecurity, ApiError> {
 }
 
 /// New transport security of the same kind as before, for a recovered cluster.
-pub(super) fn renew_protection(
+pub(crate) fn renew_protection(
     protection: &TransportSecurity,
 ) -> Result<TransportSecurity, ApiError> {
     match protection {
@@ -767,7 +699,7 @@ pub(super) fn renew_protection(
 }
 
 /// The identity of node number `node` as the first of a new cluster.
-pub(super) fn first_node_identity(
+pub(crate) fn first_node_identity(
     settings: &ControlSettings,
     node: NodeId,
     protection: TransportSecurity,

@@ -1,14 +1,15 @@
 //! Rotating the cluster's secret and authority (RFD 0038, 2.4): the API, and the status finding.
 
-use ::cluster::credential_rotation::{self, StoredRotation};
-use ::cluster::identity::{ClusterCredentials, ClusterSecret};
-use ::cluster::nodes::{self, NodeView, Nodes};
 use api::{ApiError, Cluster, ErrorCode, Finding, Rotation, RotationStage, Severity};
+use cluster::credential_rotation::{self, StoredRotation};
+use cluster::identity::{ClusterCredentials, ClusterSecret};
+use cluster::nodes::{self, NodeView, Nodes};
 
-use super::cluster::{conflict, identity_error, renew_protection};
-use super::volume_lifecycle::now_s;
-use super::{Control, store_error};
-use ::cluster::store::StoreError;
+use super::ClusterControl;
+use super::{conflict, identity_error, renew_protection};
+use crate::store_error;
+use crate::volume_lifecycle::now_s;
+use cluster::store::StoreError;
 use membership::{ClusterMembership, RotationError};
 use status::finding;
 
@@ -16,7 +17,7 @@ use status::finding;
 const IN_PROGRESS_HINT: &str =
     "windrose status shows which nodes it waits for; it completes once they have responded";
 
-impl Control {
+impl ClusterControl {
     /// Starts to rotate the cluster's secret, and its authority if it has its own.
     ///
     /// # Errors
@@ -24,27 +25,29 @@ impl Control {
     /// progress.
     pub async fn rotate_cluster(&self) -> Result<Cluster, ApiError> {
         let control = self.clone();
-        self.run_to_completion(async move {
-            let membership = control.require_membership()?;
-            let protection = renew_protection(&membership.identity().transport_security)?;
-            let secret = ClusterSecret::random().ok_or_else(|| {
-                ApiError::new(ErrorCode::Internal, "cannot get random bytes from the system")
-            })?;
-            let started = membership
-                .begin_rotation(
-                    ClusterCredentials { secret, transport_security: protection },
-                    now_s(),
-                )
-                .await;
-            started.map_err(|e| rotation_error(&e))?;
-            tracing::warn!("replacing the secret and the authority of the cluster");
-            Ok(control.get_cluster().await)
-        })
-        .await
+        self.0
+            .context
+            .run_to_completion(async move {
+                let membership = control.require_membership()?;
+                let protection = renew_protection(&membership.identity().transport_security)?;
+                let secret = ClusterSecret::random().ok_or_else(|| {
+                    ApiError::new(ErrorCode::Internal, "cannot get random bytes from the system")
+                })?;
+                let started = membership
+                    .begin_rotation(
+                        ClusterCredentials { secret, transport_security: protection },
+                        now_s(),
+                    )
+                    .await;
+                started.map_err(|e| rotation_error(&e))?;
+                tracing::warn!("replacing the secret and the authority of the cluster");
+                Ok(control.get_cluster().await)
+            })
+            .await
     }
 
     /// Fails while a rotation is in progress.
-    pub(super) async fn check_no_rotation(membership: &ClusterMembership) -> Result<(), ApiError> {
+    pub(crate) async fn check_no_rotation(membership: &ClusterMembership) -> Result<(), ApiError> {
         match membership.rotation().await.map_err(|e| store_error(&e))?.record {
             Some(_) => Err(rotation_error(&RotationError::AlreadyInProgress)),
             None => Ok(()),
@@ -53,8 +56,12 @@ impl Control {
 
     /// The rotation in progress, and the nodes that it waits for.
     async fn read_rotation(&self) -> Result<Option<(Rotation, Vec<NodeView>)>, StoreError> {
-        let Some(membership) =
-            self.0.context.cluster_membership.as_ref().filter(|_| self.joined_cluster().is_some())
+        let Some(membership) = self
+            .0
+            .context
+            .cluster_membership
+            .as_ref()
+            .filter(|_| self.0.context.joined_cluster().is_some())
         else {
             return Ok(None);
         };
@@ -67,12 +74,12 @@ impl Control {
     }
 
     /// The rotation in progress.
-    pub(super) async fn get_rotation(&self) -> Result<Option<Rotation>, StoreError> {
+    pub(crate) async fn get_rotation(&self) -> Result<Option<Rotation>, StoreError> {
         Ok(self.read_rotation().await?.map(|(rotation, _)| rotation))
     }
 
     /// The finding for a rotation in progress.
-    pub(super) async fn rotation_finding(&self) -> Option<Finding> {
+    pub(crate) async fn rotation_finding(&self) -> Option<Finding> {
         let (rotation, awaited) = self.read_rotation().await.ok().flatten()?;
         Some(rotation_text_finding(&rotation, &awaited))
     }
@@ -138,8 +145,8 @@ fn rotation_error(error: &RotationError) -> ApiError {
 mod tests {
     use std::collections::BTreeMap;
 
-    use ::cluster::credential_rotation::{NodeProgress, RotationProgress, RotationRecord};
-    use ::cluster::store::Revision;
+    use cluster::credential_rotation::{NodeProgress, RotationProgress, RotationRecord};
+    use cluster::store::Revision;
     use peer::NodeId;
     use uuid::Uuid;
 
