@@ -17,6 +17,9 @@ use crate::store::{Change, MetadataStore, Precondition, StoreError};
 /// Most voting members of a store that the nodes run: two more would be slower and hardly safer.
 pub const MAX_STORE_MEMBERS: usize = 3;
 
+/// Prefix of the names of store members.
+const STORE_MEMBER_PREFIX: &str = "node-";
+
 /// Why joining or leaving fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
@@ -307,6 +310,18 @@ pub async fn add_learner(
         m.peer_urls.into_iter().map(move |url| (name.clone(), url))
     });
     Ok(named.collect())
+}
+
+/// The name of a node's store member; node numbers are never reused.
+#[must_use]
+pub fn store_member_name(node: NodeId) -> String {
+    format!("{STORE_MEMBER_PREFIX}{node}")
+}
+
+/// The node whose store member has this name.
+#[must_use]
+pub fn node_of_store_member(name: &str) -> Option<NodeId> {
+    name.strip_prefix(STORE_MEMBER_PREFIX)?.parse().ok().map(NodeId)
 }
 
 /// A member's name, or its peer URL if it has never started.

@@ -1,17 +1,10 @@
-//! The node: control plane, REST API, metrics, start and stop.
+//! The node: start, run and stop, and the routes of its API.
 //!
-//! * [`anchor`]: protects the data directory from being mistaken for another one.
-//! * [`control`]: the control plane, which executes API requests with the
-//!   [records](records) of volumes and the [engine](engine), which is the data plane.
-//! * [`http`] and [`metrics`]: the API and the metrics.
-//! * [`node`]: start, run, stop.
+//! * [`node`]: assembles the data directory, the [engine](engine), the [control plane](control) and
+//!   the [HTTP server](http_server);
+//! * [`rest`]: the routes of the REST API and of `/metrics`.
 
-pub mod anchor;
-mod certificates;
-mod cluster_membership;
-pub mod control;
-pub mod http;
-pub mod metrics;
 pub mod node;
+pub mod rest;
 
 pub use node::{Node, StartError};

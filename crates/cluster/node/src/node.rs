@@ -10,19 +10,20 @@ use tokio_rustls::TlsAcceptor;
 
 use ::cluster::identity::{ClusterIdentity, IdentityError, Role};
 
-use crate::anchor::{self, Anchor, AnchorError, RecordsLocation as Kind};
-use crate::cluster_membership::{ClusterMembership, MembershipError};
-use crate::control::{Control, ControlSettings};
-use crate::http::listen::{self, ListenError, UnixSocket};
-use crate::http::{
-    self, ApiListener, ConnectionLimits, Server, TlsAcceptorDebug, TlsError, Token, TokenError,
-};
+use crate::rest;
 use ::cluster::store::StoreError;
 use ::cluster::store::embedded::EmbeddedStore;
 use config::data_dir::{DataDir, DataDirError};
 use config::file_permissions::{PermissionError, TrustedPath};
 use config::{ApiTcp, Config};
+use control::{Control, ControlSettings};
 use engine::{Engine, EngineError, NodeDiskOwner, Portals, ReportScope};
+use http_server::listen::{self, ListenError, UnixSocket};
+use http_server::{
+    ApiListener, ConnectionLimits, Server, TlsAcceptorDebug, TlsError, Token, TokenError,
+};
+use membership::anchor::{self, Anchor, AnchorError, RecordsLocation as Kind};
+use membership::{ClusterMembership, MembershipError};
 
 /// Why a node did not start; names the setting and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -119,7 +120,7 @@ struct ApiListeners {
 
 /// Reads the certificate and the token of the API over TCP.
 fn load_api_credentials(tcp: &ApiTcp) -> Result<(TlsAcceptor, Token), StartError> {
-    Ok((http::acceptor(&tcp.tls_cert, &tcp.tls_key)?, Token::read(&tcp.token_file)?))
+    Ok((http_server::acceptor(&tcp.tls_cert, &tcp.tls_key)?, Token::read(&tcp.token_file)?))
 }
 
 impl ApiListeners {
@@ -138,14 +139,14 @@ impl ApiListeners {
     fn serve(self, control: &Control, connections: usize) -> Server {
         let mut server = Server::default();
         let connections = ConnectionLimits::total(connections);
-        let router: Router = http::router(control);
+        let router: Router = rest::router(control);
         server.serve_on(ApiListener::Unix(self.unix), router.clone(), connections);
         if let Some((listener, acceptor, token)) = self.tls {
             log_address("listening for API requests over TLS", &listener);
             let listener = ApiListener::Tls(listener, TlsAcceptorDebug(acceptor));
             server.serve_on(
                 listener,
-                token.require_token(router, control.api_auth_failures()),
+                token.require_token(router, control.cluster().api_auth_failures()),
                 connections,
             );
         }
@@ -153,7 +154,7 @@ impl ApiListeners {
             log_address("listening for requests of metrics", &listener);
             server.serve_on(
                 ApiListener::Plain(listener),
-                http::metrics_router(control),
+                rest::metrics_router(control),
                 connections,
             );
         }

@@ -18,8 +18,8 @@ use cluster::store::{
     Change, Entry, MetadataStore, Revision, StoreError, StoreFuture, StoreProblem, Watcher,
 };
 use config::data_dir::DataDir;
+use control::{Control, ControlSettings};
 use engine::{Engine, NodeDiskOwner};
-use node::control::{Control, ControlSettings};
 use tokio::time::Instant;
 
 /// A store that fails at a commit, as if the process had ended there.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use node::anchor;
+use membership::anchor;
 
 use crate::daemon;
 use crate::exit::{CliError, FAILED, USAGE};

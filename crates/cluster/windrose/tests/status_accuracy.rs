@@ -1,6 +1,6 @@
 //! What nodes report when disks, replicas, nodes or the store fail, with real processes: the truth,
 //! why, and what helps; the printed next step resolves it. The states that need no processes are in
-//! `node::control::status::status_accuracy`.
+//! `status::verdict::verdict_table`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
