@@ -190,7 +190,7 @@ fn ranges_and_alignment_are_checked() {
         disk.read(size - PAGE as u64, page()).await.unwrap();
 
         std::fs::File::options().write(true).open(disk.path()).unwrap().set_len(512).unwrap();
-        assert_eq!(kind(disk.read(0, page()).await), DiskErrorKind::PastEnd, "cut by somebody");
+        assert_eq!(kind(disk.read(0, page()).await), DiskErrorKind::PastEnd, "cut by others");
     });
 }
 

@@ -31,7 +31,7 @@ fn an_event_is_awaited() {
     on_core(async |core| {
         let (ours, theirs) = pipe();
         let (event, signal) = (core.event(ours).unwrap(), EventNotifier::new(theirs).unwrap());
-        assert!(timeout(A_WHILE, event.wait()).await.is_err(), "nobody has given it");
+        assert!(timeout(A_WHILE, event.wait()).await.is_err(), "no signal was given");
         let giver = std::thread::scope(|s| s.spawn(|| signal.notify()).join());
         giver.unwrap();
         timeout(PATIENCE, event.wait()).await.unwrap().unwrap();

@@ -164,7 +164,7 @@ fn skipped(why: &str) {
 /// tries another.
 async fn isnsd(dir: &Path) -> (Isnsd, u16) {
     for _ in 0..10 {
-        #[allow(clippy::disallowed_methods, reason = "a port that nobody has")]
+        #[allow(clippy::disallowed_methods, reason = "an unused port")]
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);

@@ -299,8 +299,8 @@ async fn errors_of_disks_are_counted_since_a_moment_that_survives_a_restart_and_
     let cleared = clear(&client, Some(path)).await.unwrap();
     let since = cleared.disks[0].errors_since_s;
     assert!(since.is_some(), "{cleared:?}");
-    let none = refusal(clear(&client, Some("nobody")).await);
-    assert_eq!(none.message, "pool tank: it has no disk nobody");
+    let none = refusal(clear(&client, Some("absent")).await);
+    assert_eq!(none.message, "pool tank: it has no disk absent");
     assert!(node.stop().await.clean);
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(get(&client, "tank").await.disks[0].errors_since_s, since);

@@ -44,7 +44,7 @@ fn listening(node: &Daemon) -> Vec<SocketAddr> {
         .filter(|row| row[3] == "0A" && sockets.contains(&format!("socket:[{}]", row[9])))
         .map(|row| {
             let (at, port) = row[1].split_once(':').unwrap();
-            assert_eq!(at.len(), 8, "a socket of IPv6 that nobody asked for: {row:?}");
+            assert_eq!(at.len(), 8, "a socket of IPv6 that was not asked for: {row:?}");
             let at = Ipv4Addr::from(u32::from_str_radix(at, 16).unwrap().swap_bytes());
             SocketAddr::from((at, u16::from_str_radix(port, 16).unwrap()))
         })
@@ -149,7 +149,7 @@ fn probe_port(at: SocketAddr, portal: Option<&str>) {
                 assert!(told.contains(" 401 "), "{at}: {told}");
             }
         }
-        _ => panic!("nobody knows what listens at {at}"),
+        _ => panic!("an unknown listener at {at}"),
     }
 }
 

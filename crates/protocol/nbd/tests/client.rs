@@ -336,7 +336,7 @@ fn repeated_data_is_fatal() {
     }
 }
 
-/// What is left of the buffer is somebody's old data.
+/// What is left of the buffer is data of an older command.
 #[test]
 fn a_success_without_all_of_its_data_is_fatal() {
     for (kind, payload) in [(1, data(4096, 1, 512)), (0, vec![])] {

@@ -231,7 +231,7 @@ async fn serve(socket: &Path, program: &str, args: &[&str]) -> Serves {
     server
 }
 
-/// A disk of somebody else's server, made anew each time.
+/// A disk of another project's server, made anew each time.
 struct Foreign<F: Fn(&Path, &Path) -> (String, Vec<String>)> {
     core: Core,
     pool: BufferPool,

@@ -147,7 +147,7 @@ impl EtcdCluster {
                     return at;
                 }
             }
-            assert!(begun.elapsed() < TEST_TIMEOUT, "nobody leads");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "there is no leader");
             sleep(Duration::from_millis(50)).await;
         }
     }

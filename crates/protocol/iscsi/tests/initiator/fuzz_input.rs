@@ -249,8 +249,8 @@ impl World {
         let which = usize::from(script.byte());
         if script.is_rare() {
             let (itt, opcode) = (script.byte().into(), Opcode::ScsiCommand);
-            let nobody = Known { itt, opcode, bytes: 512, reads: true, moved: 0, pdus: 0 };
-            return Some((usize::MAX, nobody));
+            let unknown = Known { itt, opcode, bytes: 512, reads: true, moved: 0, pdus: 0 };
+            return Some((usize::MAX, unknown));
         }
         let all: Vec<usize> = (0..self.known.len()).filter(|i| wanted(&self.known[*i])).collect();
         let index = *all.get(which % all.len().max(1))?;

@@ -29,7 +29,7 @@ struct Victim {
     form: ScriptedInitiator,
     memory: Memory,
     stat_sn: u32,
-    /// What the initiator has said and nobody has looked at.
+    /// What the initiator has sent and the script has not looked at.
     heard: Vec<u8>,
 }
 
@@ -312,7 +312,7 @@ fn clause_11_7_5_a_data_in_is_missing() {
 }
 
 /// 13.12: segments are no longer than declared. Sequences that are longer than agreed on (13.13)
-/// harm nobody, and tgt sends them.
+/// are harmless, and tgt sends them.
 #[test]
 fn clause_13_12_a_segment_longer_than_declared() {
     broken(false, |v| {
@@ -432,7 +432,7 @@ fn clause_11_4_invalid_responses() {
     assert_eq!((completion(&done).sense.len(), completion(&done).response), (252, 1));
 }
 
-/// A success for a read of which half has come says how much: the rest is somebody's old data.
+/// A success for a read of which half has come says how much: the rest is data of an older command.
 #[test]
 fn a_partial_read_is_reported() {
     let mut v = Victim::ready(false);
@@ -560,7 +560,7 @@ fn clause_11_2_1_pdus_that_do_not_belong() {
     });
 }
 
-/// 11.19: answers to pings that nobody has sent; pings without end.
+/// 11.19: answers to pings that were not sent; pings without end.
 #[test]
 fn clause_11_19_pings() {
     let ping = |ttt: u32| {
@@ -596,7 +596,7 @@ fn clause_11_19_pings() {
     v.refuses(1);
 }
 
-/// 11.11: text that ends and goes on, that nobody has asked for, without end.
+/// 11.11: text that ends and goes on, that was not asked for, without end.
 #[test]
 fn clause_11_11_text() {
     let text = |itt: u32, flags: u8, ttt: u32| {
@@ -637,7 +637,7 @@ fn clause_11_11_text() {
     assert_eq!(v.done().unwrap().outcome, Ok(Answer::Text(b"A=1\0".to_vec())));
 }
 
-/// 11.6, 11.15: answers to what nobody has asked.
+/// 11.6, 11.15: answers to requests that were not sent.
 #[test]
 fn clause_11_6_responses_to_other_requests() {
     broken(false, |v| {

@@ -160,7 +160,7 @@ fn operational() -> Script {
     script
 }
 
-/// RFC 7143 6.2: answers in parts, keys that nobody knows, a target that is not ready at once.
+/// RFC 7143 6.2: answers in parts, unknown keys, a target that is not ready at once.
 #[test]
 fn clause_6_2_a_target_takes_its_time() {
     let mut script = Script::new(config());
@@ -293,7 +293,7 @@ fn clause_11_13_5_refused_or_moved() {
     script.violates();
 }
 
-/// RFC 7143 12.1.3: a target that asks for what there is not, or answers what nobody has asked.
+/// RFC 7143 12.1.3: a target that asks for what there is not, or answers what was not asked.
 #[test]
 fn clause_12_1_3_a_target_that_cheats() {
     let both = || Config {

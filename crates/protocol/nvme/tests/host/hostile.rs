@@ -28,7 +28,7 @@ struct Victim {
     /// How the controller puts PDUs together.
     form: ScriptedHost,
     memory: Memory,
-    /// What the host has said and nobody has looked at.
+    /// What the host has sent and the script has not looked at.
     heard: Vec<u8>,
 }
 
@@ -312,7 +312,7 @@ fn commands_that_are_not_in_flight_are_fatal() {
     after.data(cid, 0, &[7; 512], FLAG_LAST);
     after.refuses(FIELD, 8);
 
-    // One that has been submitted and of which nothing has been sent: nobody can know of it.
+    // One that has been submitted and of which nothing has been sent: no controller knows of it.
     let mut early = Victim::ready(false);
     early.conn.submit(flush()).unwrap();
     early.respond(0x1000, Status::SUCCESS);

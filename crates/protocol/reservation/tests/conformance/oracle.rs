@@ -525,7 +525,7 @@ pub(crate) fn run(table: Table, script: &[u8]) {
 }
 
 impl World {
-    fn somebody(&self, script: &mut Script<'_>) -> ItNexus {
+    fn any_nexus(&self, script: &mut Script<'_>) -> ItNexus {
         self.parties[usize::from(script.byte()) % self.parties.len()].clone()
     }
 
@@ -560,7 +560,7 @@ impl World {
     }
 
     fn apply_random_change(&mut self, what: u8, script: &mut Script<'_>) {
-        let by = self.somebody(script);
+        let by = self.any_nexus(script);
         let change = self.change(what, &by, script);
         let node_incarnation = u64::from(script.byte() % 4);
         let mut expected_notifications = ExpectedNotifications::new();
@@ -619,7 +619,7 @@ impl World {
                 persist: script.flag(),
                 ports: (0..u16::from(script.byte().saturating_sub(220) / 9)).collect(),
                 other_initiators: (0..script.byte().saturating_sub(220) / 12)
-                    .map(|_| self.somebody(script).initiator)
+                    .map(|_| self.any_nexus(script).initiator)
                     .collect(),
             },
             90..=129 => Change::Reserve { key, kind },
@@ -642,7 +642,7 @@ impl World {
             200..=214 => Change::RegisterAndMove {
                 key,
                 new_key: number(script),
-                to: self.somebody(script),
+                to: self.any_nexus(script),
                 unregister: script.flag(),
                 persist: script.flag(),
             },

@@ -126,12 +126,12 @@ impl World {
     }
 
     /// One of the initiators, perhaps one that has left.
-    fn somebody(&self, script: &mut Script<'_>) -> NexusId {
+    fn any_nexus(&self, script: &mut Script<'_>) -> NexusId {
         self.ids[usize::from(script.byte()) % self.ids.len()]
     }
 
     fn event(&mut self, script: &mut Script<'_>) {
-        let id = self.somebody(script);
+        let id = self.any_nexus(script);
         match script.byte() % 9 {
             0 if self.ids.len() < 1000 => self.join(),
             1 => self.unit.remove_nexus(id),
@@ -176,7 +176,7 @@ impl World {
     }
 
     fn command(&mut self, script: &mut Script<'_>) {
-        let id = self.somebody(script);
+        let id = self.any_nexus(script);
         let [shaped, out, into] = script.bytes();
         let (cdb, exact) =
             if shaped < 192 { self.shaped(script) } else { (script.bytes(), window(out)) };

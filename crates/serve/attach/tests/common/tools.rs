@@ -18,8 +18,8 @@ pub(crate) fn installed(programs: &[&str]) -> bool {
     missing.is_none()
 }
 
-/// Says that this test could not test: in the file that `./run test` looks at, or to whoever
-/// watches.
+/// Says that this test could not test: in the file that `./run test` looks at, or on standard
+/// output.
 pub(crate) fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
     let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {

@@ -40,7 +40,7 @@ pub(crate) struct Site {
     /// Whether a device that is gone is out of reach, and nothing else.
     pub(crate) away: Rc<Cell<bool>>,
     pub(crate) volume: Rc<Volume>,
-    /// Whether there was one that nobody served.
+    /// Whether there was one that no process served.
     pub(crate) replaced: bool,
     stop: Rc<Notify>,
     run: Option<JoinHandle<ServeEnd>>,

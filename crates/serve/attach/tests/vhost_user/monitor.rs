@@ -4,8 +4,8 @@
 //! the fuzz target and a property test. What must hold is asserted:
 //!
 //! * nothing panics, on any thread;
-//! * whoever comes next is served, and whoever goes is gone in finite time, whatever his rings were
-//!   at;
+//! * the next monitor is served, and one that goes is gone in finite time, in whatever state its
+//!   rings were;
 //! * all memory has come back by then.
 #![allow(clippy::unwrap_used)]
 
@@ -206,14 +206,14 @@ pub(crate) fn run(script: &[u8]) -> [u16; 2] {
         }
         session.step();
     }
-    // A ring that is ended at once may have requests that nobody has looked at yet.
+    // A ring that is ended at once may have requests that were not looked at yet.
     for _ in 0..PATIENCE.as_millis() {
         if !script.is_empty() || session.answers() == ALL_ANSWERED {
             break;
         }
         nap();
     }
-    // Whoever means well ends his rings first.
+    // A well-behaved monitor ends its rings first.
     if session.script.byte() < 0xc0 {
         (0..RINGS).for_each(|ring| session.say(request::GET_VRING_BASE, &[(ring, 4), (0, 4)], &[]));
     }
@@ -289,7 +289,7 @@ impl MonitorSession<'_> {
         }
     }
 
-    /// The guest's memory and the record, as somebody has left them.
+    /// The guest's memory and the record, as a previous server has left them.
     fn fill(&mut self) {
         for ring in 0..RINGS {
             self.offer_chains(ring);

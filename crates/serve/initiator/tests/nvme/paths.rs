@@ -73,7 +73,7 @@ impl Both {
 }
 
 /// Whatever becomes of one path or the other, nothing is lost, nothing is done twice that a reader
-/// could see, and nobody is told of it.
+/// could see, and no caller is told of it.
 #[test]
 fn a_path_that_is_cut_is_not_noticed() {
     for policy in [PathPolicy::RoundRobin, PathPolicy::QueueDepth, PathPolicy::LocalFirst] {
