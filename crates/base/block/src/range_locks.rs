@@ -153,7 +153,7 @@ impl RangeLocks {
     /// Queues to write `range` with priority: waits only for those who hold a part of it now and
     /// for earlier commands with priority. For a write whose order was decided elsewhere and for
     /// which others wait there. Such commands must end by themselves and be few; beyond three times
-    /// [`TABLE_CAPACITY`] they queue like all others.
+    /// `TABLE_CAPACITY` they queue like all others.
     #[must_use]
     pub fn enter_with_priority(self: &Rc<Self>, range: Blocks) -> RangeLock {
         let key = self.0.borrow_mut().enter_with_priority(range);
