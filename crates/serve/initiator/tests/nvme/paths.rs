@@ -255,8 +255,7 @@ fn stale_commands_in_the_sockets_of_a_paused_node_are_not_executed() {
     let config = rt::CoresConfig { cpus: vec![None; 2], ..rt::CoresConfig::default() };
     let cores = rt::Cores::start(&config).unwrap();
     let [sleeper, host] = [0, 1].map(|i| cores.handles()[i].clone());
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let done = wait.block_on(host.run(async move |core| {
+    let done = testkit::wait(host.run(async move |core| {
         let at = sleeper.run(async |core| {
             let site = Site::new(&core, 1 << 14).await;
             let at = site.at;
