@@ -18,7 +18,9 @@ use iscsi::pdu::{
 };
 use iscsi::testing::ScriptedInitiator;
 
-use super::pair::{Memory, bytes, completion, config, feed, fresh, pattern, scsi, take};
+use super::pair::{completion, config, fresh, pattern, scsi};
+use testkit::machine::{feed, take};
+use testkit::{PayloadMemory, flat};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -27,7 +29,7 @@ struct Victim {
     conn: Connection,
     /// How PDUs are put together.
     form: ScriptedInitiator,
-    memory: Memory,
+    memory: PayloadMemory,
     stat_sn: u32,
     /// What the initiator has sent and the script has not looked at.
     heard: Vec<u8>,
@@ -50,7 +52,7 @@ impl Victim {
         let mut victim = Self {
             conn: Connection::new(Arc::new(config), fresh()),
             form: ScriptedInitiator::default(),
-            memory: Memory::new(),
+            memory: PayloadMemory::new(),
             stat_sn: 1,
             heard: Vec::new(),
         };
@@ -190,7 +192,7 @@ fn valid_pdus_are_accepted() {
         v.tell(last, &data[8001..]);
         let done = v.done().unwrap();
         assert_eq!(completion(&done).residual, Residual::Under(1000));
-        assert_eq!((done.transferred, &bytes(&done.buffers)[..9000]), (9000, &data[..]));
+        assert_eq!((done.transferred, &flat(&done.buffers)[..9000]), (9000, &data[..]));
 
         let itt = v.read(512);
         let mut check = Victim::response(itt);

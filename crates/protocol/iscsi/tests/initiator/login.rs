@@ -11,7 +11,8 @@ use iscsi::target::{self, Auth, ChapPolicy};
 use iscsi::testing::ScriptedInitiator;
 use iscsi::text::Pairs;
 
-use super::pair::{Pair, config, feed, fresh, take};
+use super::pair::{Pair, config, fresh};
+use testkit::machine::{feed, take};
 
 fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes()).unwrap()
