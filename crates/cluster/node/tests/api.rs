@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{DHCHAP, KEYS, ask, create, files, name, show, start};
+use crate::common::{DHCHAP, KEYS, ask, create, files, name, refusal, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
@@ -12,13 +12,6 @@ use api::{
 use cluster::join_token::{JoinToken, ShortId, TokenSecret, TrustAnchor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-
-fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
-    match result {
-        Err(CallError::Refused(e)) => e,
-        other => panic!("not refused: {other:?}"),
-    }
-}
 
 async fn allow(client: &Client, volume: &str, who: &[&str]) -> Result<api::Volume, CallError> {
     let initiators = InitiatorList { initiators: who.iter().map(|s| s.parse().unwrap()).collect() };

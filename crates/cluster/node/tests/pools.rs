@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{ask, config, name, show, start};
-use api::client::{ApiAddress, CallError, Client};
+use crate::common::{ask, config, name, refusal, show, start};
+use api::client::{ApiAddress, Client};
 use api::endpoint::*;
 use api::{
-    AddDisks, ApiError, ClearErrors, CreatePoolRequest, DiskState, ErrorCode, GrowVolumeRequest,
+    AddDisks, ClearErrors, CreatePoolRequest, DiskState, ErrorCode, GrowVolumeRequest,
     OpenPoolRequest, Pool, PoolName, PoolState, RemoveDisk, ReplaceDisk, Status, Verdict,
     VolumeState,
 };
@@ -19,13 +19,6 @@ const DISK: u64 = 1 << 30;
 
 /// Time limit for background work of the node.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
-    match result {
-        Err(CallError::Refused(e)) => e,
-        other => panic!("not refused: {other:?}"),
-    }
-}
 
 fn disk(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);

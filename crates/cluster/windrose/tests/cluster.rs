@@ -18,23 +18,7 @@ pub(crate) const CLUSTER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether `etcd` is installed; reports a skip if not.
 pub(crate) fn has_etcd() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    if std::env::split_paths(&path).any(|dir| dir.join("etcd").is_file()) {
-        return true;
-    }
-    skipped("etcd is not installed (Debian: etcd-server)");
-    false
-}
-
-/// Reports that the test was skipped, and why.
-pub(crate) fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
-        println!("skipped: {test}: {why}");
-        return;
-    };
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
-    std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
+    testkit::installed(&["etcd"])
 }
 
 /// A node's own loopback address, so that every store member can use the usual ports.

@@ -211,9 +211,7 @@ fn logs_are_json_where_that_is_wanted() {
 fn qemu_takes_the_volumes_that_the_guide_recommends_to_it() {
     let driver = std::path::Path::new("/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so");
     if !driver.exists() {
-        crate::cluster::skipped(
-            "qemu-img cannot speak iSCSI (Debian: qemu-utils, qemu-block-extra)",
-        );
+        testkit::skipped("qemu-img cannot speak iSCSI (Debian: qemu-utils, qemu-block-extra)");
         return;
     }
     let node = TestNode::new("");

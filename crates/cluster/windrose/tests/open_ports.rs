@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::cluster::{address, has_etcd, skipped, wait_all_online};
+use crate::cluster::{address, wait_all_online};
 use crate::common::{Daemon, TestNode};
 
 /// How long a port may take to end a connection, at most.
@@ -96,11 +96,7 @@ fn answer_by_tls(at: SocketAddr, request: &str) -> String {
 
 #[test]
 fn nothing_answers_a_stranger_but_what_the_guide_lists() {
-    if !has_etcd() {
-        return;
-    }
-    if Command::new("openssl").arg("version").output().is_err() {
-        skipped("openssl is not installed");
+    if !testkit::installed(&["etcd", "openssl"]) {
         return;
     }
     let places = [161, 162].map(|number| {

@@ -22,8 +22,9 @@ use initiator::nbd::{Disk, Options};
 use nbd::Address;
 use rt::Core;
 use tempfile::TempDir;
+use testkit::{installed, skipped};
 use tokio::time::Instant;
-use tools::{installed, outcome, skipped, tool};
+use tools::{outcome, tool};
 
 fn path_of(at: &Address) -> &Path {
     let Address::Unix(path) = at else { panic!("a Unix socket") };

@@ -14,11 +14,10 @@ use block::{Dev, Epoch, Mem, MemOptions, RequestError};
 use rt::Core;
 use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
+use testkit::skipped;
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
 use volume::Volume;
-
-use crate::tools::skipped;
 
 /// Whether file systems can be mounted here.
 pub(crate) fn mounts() -> bool {
