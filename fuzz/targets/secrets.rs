@@ -58,7 +58,7 @@ pub(crate) fn run(bytes: &[u8]) {
             assert_eq!(SealedSecret::parse(&sealed.to_text()), Ok(sealed.clone()));
             let context =
                 SecretContext { volume: VOLUME, owner: SecretOwner::Initiator, user: "u" };
-            assert!(ring.open(context, &sealed).is_err(), "nobody has sealed it");
+            assert!(ring.open(context, &sealed).is_err(), "no ring has sealed it");
         }
         assert!(secrets::unwrap_keyring(input, VOLUME, &ClusterSecret::new([1; 32])).is_err());
         if let Some(chap) = held::<StoredChap>(input) {

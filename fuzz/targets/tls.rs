@@ -23,7 +23,7 @@ pub(crate) fn run(bytes: &[u8]) {
             assert!(!hello.offers().is_empty());
             assert!(
                 !hello.offers().iter().any(|offer| hello.verify_binder(offer, &psk)),
-                "nobody has the key"
+                "the key is unknown"
             );
         }
     });

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A disk that is lent to this machine by shared memory (vhost-user-blk). From the order: DOOR (by whom), SERIAL (what its serial number begins with),
-# QUEUES, MEGABYTES, KINDS (file systems), DEATHS (how often whoever serves it dies), NODE_DEATHS (how often a node of the volume does).
+# QUEUES, MEGABYTES, KINDS (file systems), DEATHS (how often the process that serves it dies), NODE_DEATHS (how often a node of the volume does).
 . "${0%/*}/lib.sh"
 
 lent_disk() {
@@ -34,7 +34,7 @@ cache_is_chosen() {
     marked "$disk"
 }
 
-# Requests wait while whoever serves them is away; none fails.
+# Requests wait while the process that serves them is away; none fails.
 load() {
     fio_quiet --name=death --filename="$disk" --size=$((MEGABYTES << 20)) --rw=randwrite --bsrange=4k-256k --iodepth=32 \
         --loops=200 --verify=crc32c --verify_backlog=64 --time_based --runtime=12
@@ -51,7 +51,7 @@ check "$DOOR: mixed writes and discards verified" raw_life "$disk" "$MEGABYTES"
 check "$DOOR: a discarded disk reads as zeroes" discard_all "$disk"
 check "$DOOR: with and without a cache" cache_is_chosen
 for ((n = 1; n <= DEATHS; n++)); do
-    check "$DOOR: whoever serves it dies under load, death $n" meanwhile "loaded-$n" "again-$n" load
+    check "$DOOR: the process that serves it dies under load, death $n" meanwhile "loaded-$n" "again-$n" load
 done
 for ((n = 1; n <= NODE_DEATHS; n++)); do
     check "$DOOR: a node of the volume dies under load, death $n" meanwhile "step-$n" "back-$n" load

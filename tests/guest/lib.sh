@@ -84,7 +84,7 @@ equal() {
 
 # ---- iSCSI -----------------------------------------------------------------------------------------------------------
 
-# iscsid with a node database of its own: the host's is neither readable for everybody nor empty.
+# iscsid with a node database of its own: the host's is neither readable for all users nor empty.
 start_iscsid() {
     modules iscsi_tcp sd_mod sg crc32c
     mkdir -p /run/lock/iscsi
@@ -287,7 +287,7 @@ nvme_connect_everywhere() {
     done
 }
 
-# nvme_refused OPTION...: nobody comes in so, at any node.
+# nvme_refused OPTION...: the host does not come in so, at any node.
 nvme_refused() {
     local portal
     for portal in $PORTALS; do

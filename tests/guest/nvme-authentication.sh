@@ -120,7 +120,7 @@ not_asked_for() {
 
 modules nvme-core nvme-tcp crc32c
 must "who came by name alone is let go when a secret is asked for" asked_for
-check "without a secret, or with a wrong one, nobody comes in" wrong_secrets
+check "without a secret, or with a wrong one, no host comes in" wrong_secrets
 check "each hash, one way and both, on every queue of both nodes" each_hash
 check "nodes die and a secret changes under load: no error" goes_on
 check "without being asked, the name will do again" not_asked_for

@@ -81,7 +81,7 @@ goes_on() {
 
 modules nvme-core nvme-tcp crc32c
 must "the kernel's handshakes have their daemon" start_tlshd
-check "without TLS, or by a wrong key, nobody comes in" demanded
+check "without TLS, or by a wrong key, no host comes in" demanded
 check "each name of a key, to both nodes" each_name
 check "a node dies under load, and its host comes by TLS again" goes_on
 exit "${checks_failed:-0}"

@@ -103,7 +103,7 @@ dies() {
     }
 }
 
-# The node is away for longer than anybody has patience.
+# The node is away for longer than the process has patience.
 out_of_reach() {
     touch "$GUEST_SHARE/gone"
     try 60 test -e "$GUEST_SHARE/killed-node"
@@ -140,7 +140,7 @@ ends_in_use() {
     file_system_clean ext4 "$disk"
 }
 
-# Opened by somebody, but not mounted: likewise.
+# Opened by a process, but not mounted: likewise.
 ends_while_open() {
     sleep 60 < "$disk" &
     end
@@ -186,17 +186,17 @@ done
 check "ublk: mixed writes and discards verified" raw_life "$disk" "$MEGABYTES"
 check "ublk: a discarded disk reads as zeroes" discard_all "$disk"
 check "ublk: zeroes are written, in place and as holes" zeroes
-check "ublk: nobody serves it a second time" no_second_one
+check "ublk: no process serves it a second time" no_second_one
 for ((n = 1; n <= DEATHS; n++)); do
     check "ublk: the process is killed under load, death $n" under_load dies $n
 done
 check "ublk: the volume is out of reach under load" under_load out_of_reach
 check "ublk: told to end with a file system mounted, and gone on with" ends_in_use
-check "ublk: told to end while somebody has it open" ends_while_open
+check "ublk: told to end while a process has it open" ends_while_open
 for kind in $KINDS; do
     check "ublk: $kind after all of that" file_system_life "$kind" "$disk" "$MEGABYTES"
 done
-check "ublk: told to end while nobody uses it, it is gone" is_removed
+check "ublk: told to end while it is unused, it is gone" is_removed
 check "ublk: read-only, with a number" reads_only
 if dmesg | grep "I/O error" | grep -v ublkb7; then
     check "ublk: no request has failed" false

@@ -21,8 +21,8 @@ pub struct Info {
     pub block_size: u32,
     /// Size of the device in logical blocks.
     pub blocks: u64,
-    /// Blocks of the metadata area, which starts at [`METADATA_LBA`]: those of
-    /// [`METADATA_BYTES`](crate::METADATA_BYTES), or none.
+    /// Blocks of the metadata area, which starts at [`METADATA_LBA`]: those of [`METADATA_BYTES`],
+    /// or none.
     pub metadata_blocks: u32,
     /// Size in bytes of an atomic unit of the medium; a multiple of `block_size`. Smaller or
     /// misaligned writes work, at a higher cost.

@@ -153,7 +153,7 @@ impl RangeLocks {
     /// Queues to write `range` with priority: waits only for those who hold a part of it now and
     /// for earlier commands with priority. For a write whose order was decided elsewhere and for
     /// which others wait there. Such commands must end by themselves and be few; beyond three times
-    /// [`TABLE_CAPACITY`] they queue like all others.
+    /// `TABLE_CAPACITY` they queue like all others.
     #[must_use]
     pub fn enter_with_priority(self: &Rc<Self>, range: Blocks) -> RangeLock {
         let key = self.0.borrow_mut().enter_with_priority(range);
@@ -483,9 +483,9 @@ mod tests {
         let waits = l.enter(r(4, 8), false);
         assert!(reads.is_held() && !writes.is_held() && !waits.is_held());
         let ahead = l.enter_with_priority(r(6, 2));
-        assert!(ahead.is_held(), "nobody holds any of it");
+        assert!(ahead.is_held(), "none of it is held");
         let behind = l.enter_with_priority(r(3, 1));
-        assert!(!behind.is_held(), "somebody reads it");
+        assert!(!behind.is_held(), "it is being read");
         drop(reads);
         assert!(behind.is_held() && !writes.is_held());
         drop(behind);
@@ -635,7 +635,7 @@ mod tests {
         let b = l.enter(r(0, 8), true);
         let apart = l.enter(r(100, 8), true);
         let notified = Told::awaits(&apart);
-        assert!(!apart.is_held(), "beyond the bound also those wait that overlap nobody");
+        assert!(!apart.is_held(), "beyond the bound also those wait that overlap no other");
         drop(b);
         assert!(notified.get() && apart.is_held() && a.is_held());
     }

@@ -146,11 +146,11 @@ fn two_wrong_members_are_not_attributed_to_one() {
     apart.data[0][5] ^= 1;
     apart.q[400] ^= 1;
     // The index of a member that does not exist.
-    let mut nobody = Stripe::new(4, 512, dice(4));
-    nobody.p[9] ^= 1;
-    nobody.q[9] ^= reference::power(4);
+    let mut no_member = Stripe::new(4, 512, dice(4));
+    no_member.p[9] ^= 1;
+    no_member.q[9] ^= reference::power(4);
     each(|parity| {
-        for stripe in [&stripe, &apart, &nobody] {
+        for stripe in [&stripe, &apart, &no_member] {
             let verdict = parity.check_pq(&stripe.others(&[]), &stripe.p, &stripe.q);
             assert_eq!(verdict, SyndromeVerdict::Ambiguous);
         }

@@ -941,7 +941,7 @@ impl Drop for Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the run is alive and nobody writes to it while a `Buf` exists.
+        // SAFETY: the run is alive and is not written to while a `Buf` exists.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len as usize) }
     }
 }

@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use common::supervise::{Call, Verdict, supervised};
-use common::{Dir, KIB, MIB, buffers, on_core, pattern};
+use common::{KIB, MIB, buffers, on_core, pattern};
 use rt::buf::Bufs;
 use rt::disk::{Disk, DiskErrorKind, Engine, OpenOptions};
 use rt::{Core, DiskEngine};
+use testkit::TestDir;
 
 /// Transfers by one piece of memory, and by several.
 const TRANSFERS: [libc::c_long; 4] =
@@ -41,7 +42,7 @@ fn judged<Fut: Future<Output = ()> + 'static>(
     judge: impl Fn(u32, &Call) -> Verdict,
     test: impl FnOnce(Core, PathBuf) -> Fut + Send + 'static,
 ) -> u32 {
-    let (dir, count) = (Dir::on_disk(), Cell::new(0));
+    let (dir, count) = (TestDir::on_disk(), Cell::new(0));
     let path = dir.file("disk");
     supervised(
         &ALL,
@@ -57,7 +58,7 @@ fn judged<Fut: Future<Output = ()> + 'static>(
 #[test]
 fn requests_of_one_wake_up_are_submitted_together() {
     const TASKS: u64 = 32;
-    let dir = Dir::on_disk();
+    let dir = TestDir::on_disk();
     let path = dir.file("disk");
     let (say, now_measuring) = mpsc::channel();
     let (measuring, submissions) = (Cell::new(false), Cell::new(Vec::new()));
@@ -99,7 +100,7 @@ fn requests_of_one_wake_up_are_submitted_together() {
 
 #[test]
 fn an_interrupted_io_uring_continues() {
-    let dir = Dir::on_disk();
+    let dir = TestDir::on_disk();
     let path = dir.file("disk");
     let count = Cell::new(0usize);
     let judge = |_: &Call| {
@@ -129,7 +130,7 @@ fn an_interrupted_io_uring_continues() {
 
 #[test]
 fn a_ring_that_accepts_no_requests_is_not_used() {
-    let dir = Dir::on_disk();
+    let dir = TestDir::on_disk();
     let path = dir.file("disk");
     let refuse = |_: &Call| Verdict::Fail(libc::EPERM);
     supervised(&[libc::SYS_io_uring_enter], refuse, || {

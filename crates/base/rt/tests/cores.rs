@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use common::{Dir, MIB, buffers, config, pattern, wait};
+use common::{MIB, buffers, config, pattern};
 use rt::disk::OpenOptions;
 use rt::net::ListenOptions;
 use rt::{Core, CoreStopped, Cores, CoresConfig, PostError, SubmissionMode};
+use testkit::{TestDir, wait};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::{JoinSet, spawn_local};
 
@@ -179,7 +180,7 @@ fn any_thread_can_wait_for_a_core() {
 #[test]
 fn a_disk_takes_memory_of_another_core() {
     let cores = Cores::start(&config(2)).unwrap();
-    let dir = Dir::on_disk();
+    let dir = TestDir::on_disk();
     let path = dir.file("disk");
     let written = cores.handles()[0].run(move |core| async move {
         let account = core.buffer_pool().account();
@@ -238,7 +239,7 @@ fn cores_serve_each_other_until_the_last_ends() {
 fn cores_end_with_requests_in_flight() {
     for _ in 0..10 {
         let cores = Cores::start(&config(1)).unwrap();
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         let path = dir.file("disk");
         let begin = cores.handles()[0].run(move |core| async move {
             let how = OpenOptions::new().create(64 * MIB as u64);
@@ -320,7 +321,7 @@ fn a_missing_processor_is_ignored() {
 #[test]
 fn disk_requests_complete_whenever_submitted() {
     for submission in [SubmissionMode::Batched, SubmissionMode::Immediate] {
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         let cores = Cores::start(&CoresConfig { submission, ..config(1) }).unwrap();
         let done = cores.handles()[0].run(move |core| async move {
             let account = core.buffer_pool().account();

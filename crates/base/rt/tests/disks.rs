@@ -7,12 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use common::system::{Loop, Mount, program, text};
-use common::{Dir, KIB, MIB, buffers, fill, is_root, on_core, pattern};
+use common::{KIB, MIB, buffers, fill, is_root, on_core, pattern};
 use rt::buf::{Bufs, MemoryClass};
 use rt::disk::{Disk, DiskErrorKind, DiskKind, Engine, OpenOptions, OpenReason};
 use rt::memory::PAGE;
 use rt::{Core, DiskEngine};
+use testkit::TestDir;
+use testkit::system::{Loop, Mount, program, text};
 
 /// Runs `test` with a fresh file of `bytes` for every engine and file system.
 fn everywhere<Fut: Future<Output = ()> + 'static>(
@@ -20,7 +21,7 @@ fn everywhere<Fut: Future<Output = ()> + 'static>(
     test: impl Fn(Core, Disk) -> Fut + Clone + Send + 'static,
 ) {
     for engine in [DiskEngine::Auto, DiskEngine::Threads] {
-        for dir in [Dir::on_disk(), Dir::in_memory()] {
+        for dir in [TestDir::on_disk(), TestDir::in_memory()] {
             let test = test.clone();
             on_core(engine, move |core| async move {
                 let how = OpenOptions::new().create(bytes as u64);
@@ -190,14 +191,14 @@ fn ranges_and_alignment_are_checked() {
         disk.read(size - PAGE as u64, page()).await.unwrap();
 
         std::fs::File::options().write(true).open(disk.path()).unwrap().set_len(512).unwrap();
-        assert_eq!(kind(disk.read(0, page()).await), DiskErrorKind::PastEnd, "cut by somebody");
+        assert_eq!(kind(disk.read(0, page()).await), DiskErrorKind::PastEnd, "cut by others");
     });
 }
 
 #[test]
 fn an_open_disk_is_exclusive() {
     for engine in [DiskEngine::Auto, DiskEngine::Threads] {
-        for dir in [Dir::on_disk(), Dir::in_memory()] {
+        for dir in [TestDir::on_disk(), TestDir::in_memory()] {
             on_core(engine, move |core| async move {
                 let path = dir.file("held");
                 let reason = async |how| core.open_disk(&path, how).await.unwrap_err().reason;
@@ -232,7 +233,7 @@ fn an_open_disk_is_exclusive() {
 #[test]
 fn non_disks_are_refused_with_a_reason() {
     on_core(DiskEngine::Auto, |core| async move {
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         let reason =
             async |path: &Path, how| core.open_disk(path, how).await.map(drop).unwrap_err().reason;
         let how = OpenOptions::new();
@@ -255,7 +256,7 @@ fn non_disks_are_refused_with_a_reason() {
 #[test]
 fn buffered_disks_do_without_direct_io() {
     on_core(DiskEngine::Auto, |core| async move {
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         let how = OpenOptions::new().buffered(true).create(MIB as u64);
         let disk = core.open_disk(&dir.file("buffered"), how).await.unwrap();
         let account = core.buffer_pool().account();
@@ -270,7 +271,7 @@ fn buffered_disks_do_without_direct_io() {
 #[test]
 fn memory_is_served_inline_and_disks_by_the_core_s_engine() {
     on_core(DiskEngine::Auto, |core| async move {
-        let (disk, memory) = (Dir::on_disk(), Dir::in_memory());
+        let (disk, memory) = (TestDir::on_disk(), TestDir::in_memory());
         let how = OpenOptions::new().create(MIB as u64);
         let a = core.open_disk(&disk.file("a"), how).await.unwrap();
         let b = core.open_disk(&memory.file("b"), how).await.unwrap();
@@ -306,7 +307,7 @@ fn a_full_file_system_is_named() {
 #[test]
 fn a_block_device_is_a_disk() {
     for engine in [DiskEngine::Auto, DiskEngine::Threads] {
-        let dir = Dir::in_memory();
+        let dir = TestDir::in_memory();
         let backing = dir.file("backing");
         std::fs::File::create(&backing).unwrap().set_len(16 * MIB as u64).unwrap();
         let Some(device) = Loop::new(&backing, &[]) else {

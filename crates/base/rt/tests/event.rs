@@ -6,18 +6,14 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rt::event::EventNotifier;
-use rt::{Core, Cores, CoresConfig};
+use rt::{Core, CoresConfig};
 use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const A_WHILE: Duration = Duration::from_millis(30);
 
 fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Send + 'static) {
-    let cores = Cores::start(&CoresConfig::default()).unwrap();
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let result = wait.block_on(cores.handles()[0].run(f));
-    cores.stop_now();
-    result.expect("the test's core panicked, see above");
+    testkit::on_first_core(&CoresConfig::default(), f);
 }
 
 /// Used as an eventfd here: a pipe, which counts bytes.
@@ -31,7 +27,7 @@ fn an_event_is_awaited() {
     on_core(async |core| {
         let (ours, theirs) = pipe();
         let (event, signal) = (core.event(ours).unwrap(), EventNotifier::new(theirs).unwrap());
-        assert!(timeout(A_WHILE, event.wait()).await.is_err(), "nobody has given it");
+        assert!(timeout(A_WHILE, event.wait()).await.is_err(), "no signal was given");
         let giver = std::thread::scope(|s| s.spawn(|| signal.notify()).join());
         giver.unwrap();
         timeout(PATIENCE, event.wait()).await.unwrap().unwrap();

@@ -6,9 +6,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Dir, MIB, config, cores_cpu, cores_sleeps, pattern, wait};
+use common::{MIB, config, cores_cpu, cores_sleeps, pattern};
 use rt::disk::OpenOptions;
 use rt::{Core, Cores, CoresConfig};
+use testkit::{TestDir, wait};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::sleep;
 
@@ -33,7 +34,7 @@ async fn live(core: Core, dir: std::path::PathBuf) {
 
 #[test]
 fn an_idle_core_sleeps_and_a_polling_one_does_not() {
-    let dir = Dir::on_disk();
+    let dir = TestDir::on_disk();
     let cores = Cores::start(&config(2)).unwrap();
     wait(async {
         for core in cores.handles() {

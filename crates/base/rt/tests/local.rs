@@ -9,8 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use common::{Dir, config, wait};
+use common::config;
 use rt::{Core, Cores, DiskEngine};
+use testkit::{TestDir, wait};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Send + 'static) {
@@ -19,7 +20,7 @@ fn on_core<Fut: Future<Output = ()> + 'static>(f: impl FnOnce(Core) -> Fut + Sen
 
 #[test]
 fn bytes_are_exchanged_and_the_socket_file_is_removed_with_the_listener() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let at = dir.file("socket");
     let path = at.clone();
     on_core(async move |core| {
@@ -44,7 +45,7 @@ fn bytes_are_exchanged_and_the_socket_file_is_removed_with_the_listener() {
 
 #[test]
 fn a_connection_moves_to_another_core() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let path = dir.file("socket");
     let cores = Cores::start(&config(2)).unwrap();
     let served = cores.handles()[0].run(|core| async move {
@@ -63,7 +64,7 @@ fn a_connection_moves_to_another_core() {
 
 #[test]
 fn a_stale_socket_is_replaced() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let at = dir.file("socket");
     drop(UnixListener::bind(&at).unwrap());
     assert!(at.exists(), "the file outlives its listener");
@@ -79,7 +80,7 @@ fn a_stale_socket_is_replaced() {
 
 #[test]
 fn a_live_listener_is_left_alone_and_reported() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let (at, file) = (dir.file("socket"), dir.file("file"));
     let living = UnixListener::bind(&at).unwrap();
     fs::write(&file, "precious").unwrap();
@@ -99,7 +100,7 @@ fn a_live_listener_is_left_alone_and_reported() {
 
 #[test]
 fn a_successors_socket_file_is_kept() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let at = dir.file("socket");
     let path = at.clone();
     on_core(async move |core| {
@@ -116,7 +117,7 @@ fn a_successors_socket_file_is_kept() {
 /// A connection that is closed is seen to be, whatever waits in it; one that says no more is not.
 #[test]
 fn a_closed_peer_is_detected_before_queued_data_is_read() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let path = dir.file("socket");
     on_core(async move |core| {
         let unix = core.listen_unix(&path).await.unwrap();
@@ -149,7 +150,7 @@ fn a_closed_peer_is_detected_before_queued_data_is_read() {
 
 #[test]
 fn a_socket_has_its_configured_mode() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let at = dir.file("socket");
     let path = at.clone();
     on_core(async move |core| {

@@ -8,10 +8,11 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{Dir, MIB, buffers, config, is_root, on_core, pattern};
+use common::{MIB, buffers, config, is_root, on_core, pattern};
 use rt::buf::Bufs;
 use rt::disk::{Engine, OpenOptions, OpenReason};
 use rt::{Core, Cores, CoresConfig, DiskEngine};
+use testkit::TestDir;
 
 /// Runs `f` on a thread of its own that first gives up what `give_up` says.
 fn restricted(give_up: impl FnOnce() + Send, f: impl FnOnce() + Send) {
@@ -74,7 +75,7 @@ async fn write_and_read(core: Core, path: &Path) {
 #[test]
 fn without_io_uring_threads_serve_the_disks() {
     for errno in [libc::EPERM, libc::ENOSYS] {
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         restricted(
             || forbid_io_uring(errno),
             || {
@@ -92,7 +93,7 @@ fn without_io_uring_threads_serve_the_disks() {
 
 #[test]
 fn without_locked_memory_requests_go_unregistered() {
-    let dir = Dir::new("/var/tmp");
+    let dir = TestDir::new("/var/tmp");
     let open_to_all = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(dir.file(""), open_to_all).unwrap();
     restricted(become_nobody, || {

@@ -368,7 +368,7 @@ pub struct TlsHost {
 /// Who may reach a volume, as it is shown: names, never secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Access {
-    /// Initiators that may reach the volume; nobody may when it is empty.
+    /// Initiators that may reach the volume; none may when it is empty.
     pub initiators: Vec<Initiator>,
     /// User name that iSCSI initiators authenticate with, where CHAP is required.
     pub chap_user: Option<ChapUser>,

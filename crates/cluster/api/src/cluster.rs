@@ -117,8 +117,8 @@ pub struct Rotation {
     pub problem: Option<String>,
 }
 
-/// What lets another node into the cluster, as often and as long as it says. Whoever has it can
-/// join.
+/// What lets another node into the cluster, as often and as long as it says. Any machine that has
+/// it can join.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct CreatedToken {
     /// One word. It is shown this once: nothing keeps it.
@@ -153,7 +153,7 @@ impl Default for CreateTokenRequest {
     }
 }
 
-/// Whether a token lets anybody in.
+/// Whether a node can join with a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenState {
@@ -167,12 +167,12 @@ pub enum TokenState {
     Revoked,
 }
 
-/// A token, without what shows that somebody has it.
+/// A token, without its secret part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenInfo {
     /// Its identifier, eight hex digits.
     pub id: String,
-    /// Whether it lets anybody in.
+    /// Whether a node can join with it.
     pub state: TokenState,
     /// How many more nodes can join with it; `null` for any number.
     pub remaining_uses: Option<u32>,
@@ -262,7 +262,7 @@ pub struct EntryId {
 #[serde(deny_unknown_fields)]
 pub struct InitClusterRequest {
     /// Whether its nodes and their store speak in plain text: without certificates, and open to
-    /// everybody who reaches them.
+    /// any client that reaches them.
     pub insecure: bool,
 }
 
@@ -290,7 +290,7 @@ pub struct LeaveClusterRequest {
     /// or peer address of a member of the store whose node never became one of the cluster.
     #[serde(default)]
     pub node: Option<String>,
-    /// Without the agreement of whoever is to leave or to be left.
+    /// Without the agreement of the node that is to leave and of those that it leaves.
     #[serde(default)]
     pub force: bool,
 }

@@ -377,8 +377,8 @@ pub struct PoolDisk {
     pub read_errors: u64,
     /// Writes that have failed.
     pub write_errors: u64,
-    /// Reads that gave what was not written, where the pool has checksums. Those that somebody
-    /// waited for are among those that have failed.
+    /// Reads that gave what was not written, where the pool has checksums. Those that a
+    /// request waited for are among those that have failed.
     pub checksum_errors: u64,
     /// Whether it is far slower than the other disks, so that reads avoid it.
     pub slow: bool,

@@ -72,8 +72,8 @@ pub struct Protocols {
     pub iscsi: bool,
     /// Over NVMe/TCP.
     pub nvme: bool,
-    /// To virtual machines beside its nodes, by vhost-user (default: not): whoever may open the
-    /// socket.
+    /// To virtual machines beside its nodes, by vhost-user (default: not): to any process that
+    /// may open the socket.
     #[serde(default, skip_serializing_if = "is_false")]
     pub vhost_user: bool,
 }
@@ -201,7 +201,7 @@ pub struct CreateVolumeRequest {
     /// The protocols that export it (default: all).
     #[serde(default)]
     pub protocols: Protocols,
-    /// Who may reach it (default: nobody).
+    /// Who may reach it (default: no initiator).
     #[serde(default)]
     #[schema(max_items = 1024)]
     pub allow: Vec<Initiator>,

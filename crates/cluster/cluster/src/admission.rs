@@ -891,7 +891,7 @@ async fn approve_or_refuse_once(
     let entry = meta.get(&join_key(id)).await?;
     let entry = entry.ok_or(AdmissionError::Unknown { kind: "request to join", id })?;
     let record = match decode_join(&entry) {
-        // A damaged record admits nobody, so refusing removes it.
+        // A damaged record admits no node, so refusing removes it.
         Err(_) if !approve => return Ok(meta.commit(vec![removal(&entry)]).await.map(drop)?),
         record => record?,
     };

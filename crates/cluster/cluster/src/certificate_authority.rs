@@ -1,8 +1,8 @@
 //! The cluster's own certificate authority, which signs its nodes' certificates (RFD 0038, 2.1).
 //!
 //! Every node holds the authority and signs a certificate for itself at each start. Certificates do
-//! not expire: whoever can steal a node's key has the authority's as well, and a wrong clock must
-//! not lock a node out.
+//! not expire: an attacker who can steal a node's key has the authority's as well, and a wrong
+//! clock must not lock a node out.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -165,7 +165,7 @@ async fn supervise(
         let pause = reports.restart_history.borrow().backoff();
         tracing::warn!(member = member.name, why, ?pause, "store member exited; restarting it");
         state.send_replace(EtcdState::Restarting { why });
-        // The supervisor was dropped: nobody needs the member.
+        // The supervisor was dropped: the member is no longer needed.
         if timeout(pause, &mut stop).await.is_ok() {
             state.send_replace(EtcdState::Stopped);
             return;

@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(
             records.put(Epoch(1), 11, &record(2)).await,
             PutOutcome::Unknown,
-            "nobody is the node"
+            "no process is the node"
         );
         incarnations::claim(&*meta, node, &incarnation(1), false).await.unwrap();
         assert_eq!(records.put(Epoch(1), 11, &record(2)).await, PutOutcome::Committed);

@@ -502,8 +502,8 @@ mod tests {
         assert_eq!(refused, JoinError::OtherCluster { found: CLUSTER });
         let refused = cluster_record(&to, Uuid::from_u128(8)).await.unwrap_err();
         assert!(matches!(refused, JoinError::OtherCluster { .. }));
-        let nobody = MemoryStore::default();
-        assert_eq!(cluster_record(&store(&nobody), CLUSTER).await, Err(JoinError::NoCluster));
+        let empty = MemoryStore::default();
+        assert_eq!(cluster_record(&store(&empty), CLUSTER).await, Err(JoinError::NoCluster));
     }
 
     #[tokio::test(start_paused = true)]

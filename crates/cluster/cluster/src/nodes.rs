@@ -371,8 +371,8 @@ pub(crate) mod tests {
             "own_members":true,"lease_ms":2000,"grace_ms":3000}"#;
         let record: ClusterRecord = decode(&entry(CLUSTER_KEY.into(), cluster)).unwrap();
         assert_eq!((record.id, record.next_node), (Uuid::from_u128(7), 4));
-        let nobody = entry(node_key(NodeId(0)), &node.replace("\"node\":3", "\"node\":0"));
-        assert!(decode::<NodeRecord>(&nobody).unwrap_err().to_string().contains("nodes/0"));
+        let no_node = entry(node_key(NodeId(0)), &node.replace("\"node\":3", "\"node\":0"));
+        assert!(decode::<NodeRecord>(&no_node).unwrap_err().to_string().contains("nodes/0"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -56,7 +56,7 @@ pub fn write(path: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
 /// The same for bytes as they are, without a checksum.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_unchecked(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");

@@ -1,6 +1,6 @@
 //! Checks who can change the files that a node trusts: data directory, anchor, configuration. Only
-//! root and the node's own user may, there and in all directories above: whoever can rename a
-//! directory can replace it.
+//! root and the node's own user may, there and in all directories above: a user who can
+//! rename a directory can replace it.
 
 use std::fmt;
 use std::fs::{self, Metadata};

@@ -1,7 +1,7 @@
 //! The configuration of a node: one TOML file, every setting optional.
 //!
-//! [`settings`] defines each setting once: its default, its allowed values, how it is read, and its
-//! documentation. The defaults below are the texts in that table, parsed.
+//! The module `settings` defines each setting once: its default, its allowed values, how it is
+//! read, and its documentation. The defaults below are the texts in that table, parsed.
 
 pub mod data_dir;
 mod error;

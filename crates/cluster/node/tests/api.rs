@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{DHCHAP, KEYS, ask, create, files, name, show, start};
+use crate::common::{DHCHAP, KEYS, ask, create, files, name, refusal, show, start};
 use api::client::{CallError, Client};
 use api::endpoint::*;
 use api::{
@@ -12,13 +12,6 @@ use api::{
 use cluster::join_token::{JoinToken, ShortId, TokenSecret, TrustAnchor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-
-fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
-    match result {
-        Err(CallError::Refused(e)) => e,
-        other => panic!("not refused: {other:?}"),
-    }
-}
 
 async fn allow(client: &Client, volume: &str, who: &[&str]) -> Result<api::Volume, CallError> {
     let initiators = InitiatorList { initiators: who.iter().map(|s| s.parse().unwrap()).collect() };
@@ -31,7 +24,7 @@ async fn a_volume_lives_its_life() {
     let (node, client) = start(dir.path(), "").await;
     let made = create(&client, "web").await;
     assert_eq!(made.state, VolumeState::Online);
-    assert!(made.access.initiators.is_empty(), "nobody may reach a new volume");
+    assert!(made.access.initiators.is_empty(), "no initiator may reach a new volume");
     let iscsi = made.iscsi.as_ref().unwrap();
     assert_eq!(iscsi.target, "iqn.2026-01.io.windrose:web");
     assert_eq!(iscsi.portals, [node.portals().iscsi[0].to_string()]);
@@ -250,7 +243,7 @@ async fn a_host_has_a_key_of_tls() {
     assert_eq!(shown.access.tls_hosts, [host(a, false)]);
     let again = ask_tls(&client, "a", &format!(r#"{{"host":"{b}","key":null}}"#)).await;
     assert_eq!(again.unwrap().access, shown.access, "nothing to turn off is no fault");
-    allow(&client, "a", &["any"]).await.expect("nobody has to come by TLS");
+    allow(&client, "a", &["any"]).await.expect("no host has to come by TLS");
     let refused = refusal(ask_tls(&client, "a", &must).await);
     assert!(refused.message.contains("must use TLS"), "{refused}");
     let refused = refusal(ask_tls(&client, "a", &key(a, KEYS[1], "")).await);

@@ -79,8 +79,8 @@ async fn a_guest_and_an_initiator_have_one_volume() {
     let (node, client) = start(dir.path(), "").await;
     let socket = create(&client, "web").await;
     assert_eq!(socket, dir.path().join("vhost/web.sock"));
-    let everybody = InitiatorList { initiators: vec![Initiator::Any] };
-    client.call_on::<AllowInitiators>(&name("web"), &[], &everybody).await.unwrap();
+    let any = InitiatorList { initiators: vec![Initiator::Any] };
+    client.call_on::<AllowInitiators>(&name("web"), &[], &any).await.unwrap();
     let guest = boot(&socket).await;
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&socket), mode(socket.parent().unwrap())), (0o660, 0o750));

@@ -144,27 +144,11 @@ impl Drop for Isnsd {
     }
 }
 
-fn installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
-    found || Path::new("/usr/sbin").join(program).is_file()
-}
-
-/// Reports that this test was skipped: in the file that `./run test` reads, or on standard error.
-fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
-        return println!("skipped: {test}: {why}");
-    };
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
-    std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
-}
-
 /// Starts a server and returns its port. The server ends if the port was taken meanwhile; then
 /// tries another.
 async fn isnsd(dir: &Path) -> (Isnsd, u16) {
     for _ in 0..10 {
-        #[allow(clippy::disallowed_methods, reason = "a port that nobody has")]
+        #[allow(clippy::disallowed_methods, reason = "an unused port")]
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
@@ -241,8 +225,8 @@ async fn until(dir: &Path, good: impl Fn(&str) -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn debians_server_lists_what_is_served() {
-    if !installed("isnsd") || !installed("isnsadm") {
-        return skipped("isnsd is not installed (Debian: open-isns-server, open-isns-utils)");
+    if !testkit::installed(&["isnsd", "isnsadm"]) {
+        return;
     }
     let dir = tempfile::tempdir().unwrap();
     let (_server, port) = isnsd(dir.path()).await;

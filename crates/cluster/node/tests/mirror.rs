@@ -537,7 +537,7 @@ fn put(guest: &mut Guest, byte: u8) -> u16 {
 fn listened_at(socket: &Path) {
     let began = std::time::Instant::now();
     while std::os::unix::net::UnixStream::connect(socket).is_err() {
-        assert!(began.elapsed() < PATIENCE, "nobody listens at {}", socket.display());
+        assert!(began.elapsed() < PATIENCE, "no listener at {}", socket.display());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -708,7 +708,7 @@ async fn an_image_from_before_the_cluster_is_taken_over() {
     assert!(opened.image.generation > made.generation, "its label tells of the log");
     assert_eq!(opened.image.id, made.id);
     node.until_in_sync(1).await;
-    assert!(!node.engine.leave_mirror(VOLUME).await.unwrap(), "there is nobody to leave it to");
+    assert!(!node.engine.leave_mirror(VOLUME).await.unwrap(), "no other node has it");
     assert!(node.engine.grow(&record, 2 * BYTES).await.is_err(), "not yet");
     node.engine.close(VOLUME, false).await.unwrap();
     node.engine.erase_image_of(&record).await.unwrap();

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{ask, config, name, show, start};
-use api::client::{ApiAddress, CallError, Client};
+use crate::common::{ask, config, name, refusal, show, start};
+use api::client::{ApiAddress, Client};
 use api::endpoint::*;
 use api::{
-    AddDisks, ApiError, ClearErrors, CreatePoolRequest, DiskState, ErrorCode, GrowVolumeRequest,
+    AddDisks, ClearErrors, CreatePoolRequest, DiskState, ErrorCode, GrowVolumeRequest,
     OpenPoolRequest, Pool, PoolName, PoolState, RemoveDisk, ReplaceDisk, Status, Verdict,
     VolumeState,
 };
@@ -19,13 +19,6 @@ const DISK: u64 = 1 << 30;
 
 /// Time limit for background work of the node.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
-    match result {
-        Err(CallError::Refused(e)) => e,
-        other => panic!("not refused: {other:?}"),
-    }
-}
 
 fn disk(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
@@ -299,8 +292,8 @@ async fn errors_of_disks_are_counted_since_a_moment_that_survives_a_restart_and_
     let cleared = clear(&client, Some(path)).await.unwrap();
     let since = cleared.disks[0].errors_since_s;
     assert!(since.is_some(), "{cleared:?}");
-    let none = refusal(clear(&client, Some("nobody")).await);
-    assert_eq!(none.message, "pool tank: it has no disk nobody");
+    let none = refusal(clear(&client, Some("absent")).await);
+    assert_eq!(none.message, "pool tank: it has no disk absent");
     assert!(node.stop().await.clean);
     let (node, client) = start(dir.path(), "").await;
     assert_eq!(get(&client, "tank").await.disks[0].errors_since_s, since);

@@ -4,17 +4,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::common::{ask, create, files, start};
-use api::client::{CallError, Client};
+use crate::common::{ask, create, files, refusal, start};
+use api::client::Client;
 use api::endpoint::*;
 use api::{AddDisks, ApiError, CreatePoolRequest, ErrorCode, PoolName, ReplaceDisk};
-
-fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
-    match result {
-        Err(CallError::Refused(e)) => e,
-        other => panic!("not refused: {other:?}"),
-    }
-}
 
 async fn create_forced(client: &Client, path: &Path) -> ApiError {
     let json = format!(

@@ -147,9 +147,9 @@ async fn an_initiator_has_its_own_secret() {
         let login = move || prove_as(to, &target, who, proof);
         tokio::task::spawn_blocking(login).await.unwrap()
     };
-    assert_eq!(log_in(INITIATOR, ["u", SECRET]).await.0, NOT_PROVED, "everybody's is not its");
+    assert_eq!(log_in(INITIATOR, ["u", SECRET]).await.0, NOT_PROVED, "the volume's is not its");
     assert_eq!(log_in(INITIATOR, ["one", SECRET]).await.0, NOT_PROVED);
-    assert_eq!(log_in(OTHER, ["one", OWN]).await.0, NOT_PROVED, "nor is its anybody's");
+    assert_eq!(log_in(OTHER, ["one", OWN]).await.0, NOT_PROVED, "nor is its secret another's");
     let (in_by_own, mut one) = log_in(INITIATOR, ["one", OWN]).await;
     let (in_by_all, mut other) = log_in(OTHER, ["u", SECRET]).await;
     assert_eq!((in_by_own, in_by_all), (IN, IN));
@@ -481,7 +481,7 @@ async fn keys_of_hosts_are_sealed_and_used() {
         assert!(found.contains(part), "{part}: {found}");
     }
     assert_eq!(show(&client, "a").await.unwrap().state, VolumeState::Online);
-    assert!(!takes(&client, "a", first).await, "nobody knows it");
+    assert!(!takes(&client, "a", first).await, "no key opens it");
     set(&client, Some(first)).await;
     assert_eq!(critical(&client).await, [], "set again, it is good");
     assert!(takes(&client, "a", first).await);

@@ -64,7 +64,7 @@ async fn sessions_hear_that_a_volume_is_gone() {
     let (nvme, both) = (Protocols { iscsi: false, ..Protocols::default() }, Protocols::default());
     client.call_on::<SetProtocols>(&name("a"), &[], &nvme).await.unwrap();
     assert_eq!(host.ready().await, Some(NOT_SUPPORTED));
-    assert!(Host::log_in(at, "a", 0).await.is_err(), "nobody new comes in");
+    assert!(Host::log_in(at, "a", 0).await.is_err(), "no new session begins");
     assert_eq!(show(&client, "a").await.unwrap().sessions, 0, "such a session is no use of it");
     client.call_on::<SetProtocols>(&name("a"), &[], &both).await.unwrap();
     assert_eq!(host.ready().await, None, "it is back");
@@ -277,7 +277,7 @@ async fn keys_of_hosts_are_those_of_the_owner() {
     client.call_on::<AllowInitiators>(&name("b"), &[], &any).await.unwrap();
     let refused = set("a", Some(true)).await.unwrap_err().to_string();
     assert!(refused.contains("volume b: ") && refused.contains("must use TLS"), "{refused}");
-    set("a", Some(false)).await.expect("whoever comes by another name does not get more");
+    set("a", Some(false)).await.expect("a host with another name does not get more");
     client.call_on::<DenyInitiators>(&name("b"), &[], &any).await.unwrap();
     let keys = set("a", Some(true)).await.unwrap().access.tls_hosts;
     assert_eq!(keys.iter().map(|h| h.required).collect::<Vec<_>>(), [true]);

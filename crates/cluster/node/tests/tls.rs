@@ -73,7 +73,7 @@ async fn the_token_opens_and_nothing_else_does() {
 
 /// Sixty-four silent connections once kept the administrator out.
 #[tokio::test]
-async fn connections_without_a_token_keep_nobody_out_of_the_api_and_metrics() {
+async fn connections_without_a_token_keep_no_client_out_of_the_api_and_metrics() {
     let dir = tempfile::tempdir().unwrap();
     certificate(dir.path());
     let (port, metrics) = (free_port(), free_port());

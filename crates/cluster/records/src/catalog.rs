@@ -424,13 +424,13 @@ mod tests {
         let portals = &catalog.peer_portals[&index(2)];
         assert_eq!(portals.iscsi, [([192, 0, 2, 2], 3260).into()]);
         let reached = |port| [1, 2].map(|net| ([10, 0, net, 2], port).into());
-        assert_eq!(portals.nvme, reached(4420), "nobody can dial a wildcard");
+        assert_eq!(portals.nvme, reached(4420), "a wildcard cannot be dialled");
         assert_eq!(portals.discovery, reached(8009));
         let mut nodes = nodes();
         nodes.get_mut(&three).unwrap().is_alive = false;
         add_cluster_paths(&mut catalog, two, &nodes, std::iter::empty());
         let portals = &catalog.peer_portals[&index(2)];
-        assert!(portals.discovery.is_empty(), "nobody is referred to a dead node");
+        assert!(portals.discovery.is_empty(), "no host is referred to a dead node");
         assert_eq!(portals.nvme, reached(4420), "which is a path all the same");
     }
 
@@ -728,7 +728,7 @@ mod tests {
         let mut guarded = records.clone();
         by_tls(guarded.get_mut(&a).unwrap(), &[(HOST, KEYS[0], false)]);
         let subsystem = made(&guarded, open);
-        assert!(subsystem.access.any.is_some(), "nobody has to");
+        assert!(subsystem.access.any.is_some(), "no host has to");
         assert_eq!(subsystem.tls.keys().collect::<Vec<_>>(), [HOST]);
         by_tls(guarded.get_mut(&a).unwrap(), &[(HOST, KEYS[0], true)]);
         // Also where the owner has no replica.
@@ -765,7 +765,7 @@ mod tests {
                 asked(access, who).map(|chap| chap.user.clone())
             };
             assert_eq!(user(&record, own).as_deref(), Some("second"));
-            assert_eq!(user(&record, other), None, "nobody asks it for anything");
+            assert_eq!(user(&record, other), None, "it is not asked for a secret");
             record.chap = Some(StoredChap::seal(&chap(), record.id, &ring(1)).unwrap());
             assert_eq!(user(&record, own).as_deref(), Some("second"));
             assert_eq!(user(&record, other).as_deref(), Some("u"), "what all have to prove");

@@ -6,6 +6,7 @@
 
 mod chap;
 pub mod dhchap;
+mod host_secret;
 pub mod image_description;
 mod json;
 pub mod lun_mapping;
@@ -20,7 +21,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use chap::{ChapContext, StoredChap};
-pub use dhchap::{HostSecretContext, StoredDhchap};
+pub use dhchap::StoredDhchap;
+pub use host_secret::HostSecretContext;
 pub(crate) use json::required_option;
 pub use lun_mapping::LunMapping;
 pub use secrets::VolumeAuthMethod;

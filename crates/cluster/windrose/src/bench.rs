@@ -35,6 +35,7 @@ pub(crate) struct BenchArgs {
     /// nbd://HOST[:10809]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a file or block device;
     /// replaces filename=.
     #[arg(value_name = "URI|PATH")]
+    #[allow(rustdoc::broken_intra_doc_links, reason = "brackets mean that a part may be left out")]
     target: Option<String>,
     /// A job file of fio. Other options on the command line override it, in every section.
     #[arg(long, value_name = "FILE")]

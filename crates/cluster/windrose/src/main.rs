@@ -4,7 +4,7 @@
     deny(
         clippy::print_stdout,
         clippy::print_stderr,
-        reason = "they panic where nobody reads: see `remote`"
+        reason = "they panic if the reader has gone: see `remote`"
     )
 )]
 

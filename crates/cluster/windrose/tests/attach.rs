@@ -93,7 +93,7 @@ fn a_volume_is_attached_by_whom_it_allows() {
     let begun = now();
     let serving = attach(&test_node, &socket);
     assert_eq!(serving.stop(), Some(0));
-    assert!(begun.elapsed().as_secs() >= 6, "whoever comes next would not wait");
+    assert!(begun.elapsed().as_secs() >= 6, "the next process would not wait");
     assert_eq!(node.stop(), Some(0));
 }
 
@@ -111,7 +111,7 @@ fn one_that_fails_waits_as_well() {
     let begun = now();
     let output = test_node.fails(1, &words);
     assert!(output.contains("/nowhere/web.nbd"), "{output}");
-    assert!(begun.elapsed().as_secs() < 5, "nobody was here before");
+    assert!(begun.elapsed().as_secs() < 5, "no process was here before");
     attach(&test_node, &socket).kill();
     let begun = now();
     test_node.fails(1, &words);

@@ -18,23 +18,7 @@ pub(crate) const CLUSTER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether `etcd` is installed; reports a skip if not.
 pub(crate) fn has_etcd() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    if std::env::split_paths(&path).any(|dir| dir.join("etcd").is_file()) {
-        return true;
-    }
-    skipped("etcd is not installed (Debian: etcd-server)");
-    false
-}
-
-/// Reports that the test was skipped, and why.
-pub(crate) fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
-        println!("skipped: {test}: {why}");
-        return;
-    };
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
-    std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
+    testkit::installed(&["etcd"])
 }
 
 /// A node's own loopback address, so that every store member can use the usual ports.
@@ -175,7 +159,7 @@ fn nodes_become_a_cluster_lose_one_and_leave() {
     assert_eq!(a.json(&["volume", "list"])["volumes"].as_array().unwrap().len(), 2);
     assert!(a.fails(1, &["cluster", "leave", "--node", "2"]).contains("--force"));
     let leave = ["cluster", "leave", "--node", "2", "--force"];
-    assert!(a.fails(2, &leave).contains("--confirm 2"), "nobody has confirmed it");
+    assert!(a.fails(2, &leave).contains("--confirm 2"), "it was not confirmed");
     let wrong = [&leave[..], &["--confirm", "3"]].concat();
     assert!(a.fails(2, &wrong).contains("the confirmation names 3"));
     let left = a.json(&[&leave[..], &["--confirm", "2"]].concat());
@@ -349,7 +333,7 @@ fn a_learner_that_never_came_is_named_and_removed() {
             assert!(now() < deadline, "{}", b.log());
             pause(100);
         }
-        assert!(a.fails(4, &["cluster", "leave", "--node", "nobody"]).contains("no node nobody"));
+        assert!(a.fails(4, &["cluster", "leave", "--node", "absent"]).contains("no node absent"));
         assert!(a.fails(1, &remove[..4]).contains("--force"));
         a.ok(&remove);
         joined.join().unwrap();
@@ -552,7 +536,7 @@ fn tokens_let_in_whom_they_are_for_and_a_human_decides_where_they_say_so() {
     };
     let refused =
         |node: &TestNode, token: &str| node.fails(1, &["cluster", "join", "--token", token]);
-    // Occupying the port's connection slots locks nobody out.
+    // Occupying the port's connection slots locks no node out.
     let join_address = format!("{}:7481", address(141));
     let idle: Vec<_> =
         (0..40).map(|_| std::net::TcpStream::connect(&join_address).unwrap()).collect();

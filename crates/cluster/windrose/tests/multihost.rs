@@ -2,8 +2,10 @@
 //! LUNs.
 
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+
+use testkit::system::Loop;
 
 use crate::common::{Daemon, TestNode, now, pause, texts};
 
@@ -17,21 +19,19 @@ const TEST_TIMEOUT_MS: u64 = 60_000;
 /// Loop devices over the same files, separate for each node, and the names by which nodes know
 /// their disks.
 struct Luns {
+    devices: [Vec<Loop>; 2],
     dir: tempfile::TempDir,
-    devices: [Vec<PathBuf>; 2],
 }
 
 impl Luns {
     /// `None` if loop devices are unavailable.
     fn new() -> Option<Self> {
-        let mut luns = Self { dir: tempfile::tempdir().unwrap(), devices: [vec![], vec![]] };
+        let mut luns = Self { devices: [vec![], vec![]], dir: tempfile::tempdir().unwrap() };
         for n in 0..DISKS {
             let file = luns.dir.path().join(format!("file{n}"));
             std::fs::File::create(&file).unwrap().set_len(DISK_BYTES).unwrap();
             for node in 0..2 {
-                let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
-                let made = made.ok().filter(|made| made.status.success())?;
-                luns.devices[node].push(texts(&made).0.trim().into());
+                luns.devices[node].push(Loop::new(&file, &[])?);
             }
         }
         Some(luns)
@@ -46,15 +46,7 @@ impl Luns {
         for (n, device) in self.devices[node].iter().enumerate() {
             let name = self.name(n);
             let _ = std::fs::remove_file(&name);
-            symlink(device, name).unwrap();
-        }
-    }
-}
-
-impl Drop for Luns {
-    fn drop(&mut self) {
-        for device in self.devices.iter().flatten() {
-            let _ = Command::new("losetup").arg("--detach").arg(device).status();
+            symlink(device.path(), name).unwrap();
         }
     }
 }

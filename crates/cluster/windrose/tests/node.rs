@@ -19,9 +19,9 @@ fn a_node_is_used_and_stopped_and_started_again() {
     assert_eq!(before["access"]["initiators"][0], "any");
     assert!(test_node.ok(&["status"]).starts_with("Your data is safe."));
     assert_eq!(test_node.ok(&["sessions"]), "No initiator is logged in.\n");
-    let nobody = "Volume web has no reservations or registrations.\n";
-    assert_eq!(test_node.ok(&["volume", "reservations", "web"]), nobody);
-    assert_eq!(test_node.ok(&["volume", "reservations", "web", "--clear", "--yes"]), nobody);
+    let none = "Volume web has no reservations or registrations.\n";
+    assert_eq!(test_node.ok(&["volume", "reservations", "web"]), none);
+    assert_eq!(test_node.ok(&["volume", "reservations", "web", "--clear", "--yes"]), none);
     assert_eq!(node.stop(), Some(0));
     assert!(test_node.log().contains("every volume is durable and closed"));
 
@@ -211,9 +211,7 @@ fn logs_are_json_where_that_is_wanted() {
 fn qemu_takes_the_volumes_that_the_guide_recommends_to_it() {
     let driver = std::path::Path::new("/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so");
     if !driver.exists() {
-        crate::cluster::skipped(
-            "qemu-img cannot speak iSCSI (Debian: qemu-utils, qemu-block-extra)",
-        );
+        testkit::skipped("qemu-img cannot speak iSCSI (Debian: qemu-utils, qemu-block-extra)");
         return;
     }
     let node = TestNode::new("");

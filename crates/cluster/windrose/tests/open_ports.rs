@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::cluster::{address, has_etcd, skipped, wait_all_online};
+use crate::cluster::{address, wait_all_online};
 use crate::common::{Daemon, TestNode};
 
 /// How long a port may take to end a connection, at most.
@@ -44,7 +44,7 @@ fn listening(node: &Daemon) -> Vec<SocketAddr> {
         .filter(|row| row[3] == "0A" && sockets.contains(&format!("socket:[{}]", row[9])))
         .map(|row| {
             let (at, port) = row[1].split_once(':').unwrap();
-            assert_eq!(at.len(), 8, "a socket of IPv6 that nobody asked for: {row:?}");
+            assert_eq!(at.len(), 8, "a socket of IPv6 that was not asked for: {row:?}");
             let at = Ipv4Addr::from(u32::from_str_radix(at, 16).unwrap().swap_bytes());
             SocketAddr::from((at, u16::from_str_radix(port, 16).unwrap()))
         })
@@ -96,11 +96,7 @@ fn answer_by_tls(at: SocketAddr, request: &str) -> String {
 
 #[test]
 fn nothing_answers_a_stranger_but_what_the_guide_lists() {
-    if !has_etcd() {
-        return;
-    }
-    if Command::new("openssl").arg("version").output().is_err() {
-        skipped("openssl is not installed");
+    if !testkit::installed(&["etcd", "openssl"]) {
         return;
     }
     let places = [161, 162].map(|number| {
@@ -149,7 +145,7 @@ fn probe_port(at: SocketAddr, portal: Option<&str>) {
                 assert!(told.contains(" 401 "), "{at}: {told}");
             }
         }
-        _ => panic!("nobody knows what listens at {at}"),
+        _ => panic!("an unknown listener at {at}"),
     }
 }
 

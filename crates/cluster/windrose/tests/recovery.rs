@@ -310,8 +310,8 @@ fn the_guide_brings_a_node_back_whose_boot_disk_is_lost() {
         assert_eq!(after["nvme"]["subsystem"], before["nvme"]["subsystem"]);
     }
     assert_eq!(after[0]["access"], before[0]["access"]);
-    let nobody = serde_json::json!([]);
-    assert_eq!(after[1]["access"]["initiators"], nobody, "its secret is lost: nobody is let in");
+    let none = serde_json::json!([]);
+    assert_eq!(after[1]["access"]["initiators"], none, "its secret is lost: no access");
     assert_holds(&a, "vm1", 0, 1);
     assert_holds(&a, "mail", 0, 3);
 }

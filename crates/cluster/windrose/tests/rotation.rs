@@ -154,7 +154,7 @@ fn a_rotation_waits_for_a_node_that_is_down_and_goes_on_with_it() {
         assert_eq!(
             identity(&a).secret,
             before.secret,
-            "nobody shows what another one does not know"
+            "no node shows what another one does not know"
         );
         let _c = c.start();
         let out = rotates.join().unwrap();

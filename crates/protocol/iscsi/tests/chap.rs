@@ -191,7 +191,7 @@ fn clause_9_2_1_reflections_are_refused() {
     }
 }
 
-/// RFC 7143 12.1: whoever has nothing to prove says so.
+/// RFC 7143 12.1: an initiator that has nothing to prove says so.
 #[test]
 fn clause_12_1_none_is_negotiated_without_secrets() {
     let mut lab = Harness::default();

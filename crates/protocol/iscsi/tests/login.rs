@@ -257,7 +257,7 @@ fn clause_6_2_text_goes_on_with_the_c_bit() {
     assert_eq!((got.header[1], got.value("HeaderDigest").as_deref()), (0x87, Some("CRC32C")));
 }
 
-/// RFC 7143 6.2: 64 KiB of text are enough for everybody, and no login goes on for ever.
+/// RFC 7143 6.2: 64 KiB of text are enough for all initiators, and no login goes on for ever.
 #[test]
 fn clause_6_2_text_and_requests_are_bounded() {
     let mut lab = Harness::default();

@@ -7,12 +7,13 @@ mod fuzz_input;
 
 use std::time::Duration;
 
-use crate::common::{Memory, bytes, feed, take};
 use frame::Machine;
 use nbd::client::{CloseReason, CommandError, Config, Connection, Op, Reply};
 use nbd::message::{Opt, OptionReply, REPLY_MAGIC, Rep, flag};
 use nbd::{BlockStatusExtent, Errno, SizeConstraints};
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
+use testkit::machine::{feed, take};
+use testkit::{PayloadMemory, flat};
 use zerocopy::IntoBytes;
 
 const FLAGS: u16 = flag::HAS_FLAGS
@@ -47,12 +48,12 @@ fn info_sizes(minimum: u32, preferred: u32, payload: u32) -> Vec<u8> {
 
 struct Client {
     machine: Connection,
-    memory: Memory,
+    memory: PayloadMemory,
 }
 
 impl Client {
     fn new(config: Config) -> Self {
-        Self { machine: Connection::new(config), memory: Memory::new() }
+        Self { machine: Connection::new(config), memory: PayloadMemory::new() }
     }
 
     /// One that has read the greeting.
@@ -280,7 +281,7 @@ fn a_read_may_come_in_pieces_in_any_order_and_with_holes() {
     assert!(client.machine.poll_done().is_none());
     client.hear(&chunk(1, 1, cookie, &data(4608, 2, 512)));
     let Ok(Reply::Data(read)) = client.outcome() else { panic!() };
-    assert_eq!(bytes(&read), [vec![0; 512], vec![2; 512], vec![3; 1024]].concat());
+    assert_eq!(flat(&read), [vec![0; 512], vec![2; 512], vec![3; 1024]].concat());
     let cookie = client.read(0, 512);
     client.hear(&chunk(0, 1, cookie, &data(0, 1, 512)));
     client.hear(&chunk(1, 0, cookie, &[]));
@@ -294,10 +295,10 @@ fn replies_of_several_commands_may_interleave() {
     client.hear(&chunk(0, 1, a, &data(0, 1, 512)));
     client.hear(&chunk(1, 1, b, &data(8192, 9, 512)));
     let Ok(Reply::Data(read)) = client.outcome() else { panic!() };
-    assert_eq!(bytes(&read), [9; 512]);
+    assert_eq!(flat(&read), [9; 512]);
     client.hear(&chunk(1, 1, a, &data(512, 2, 512)));
     let Ok(Reply::Data(read)) = client.outcome() else { panic!() };
-    assert_eq!(bytes(&read), [[1; 512], [2; 512]].concat());
+    assert_eq!(flat(&read), [[1; 512], [2; 512]].concat());
 }
 
 #[test]
@@ -336,7 +337,7 @@ fn repeated_data_is_fatal() {
     }
 }
 
-/// What is left of the buffer is somebody's old data.
+/// What is left of the buffer is data of an older command.
 #[test]
 fn a_success_without_all_of_its_data_is_fatal() {
     for (kind, payload) in [(1, data(4096, 1, 512)), (0, vec![])] {

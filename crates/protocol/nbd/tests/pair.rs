@@ -1,11 +1,13 @@
 //! Both machines, byte by byte, against an export in memory.
 
-use crate::common::{BYTES, Memory, Served, bytes, config, export, feed, take};
+use crate::common::{BYTES, Served, config, export};
 use frame::Machine;
 use nbd::client::{CloseReason, CommandError, CompletedCommand, Config, Connection, Op, Reply};
 use nbd::message::flag;
 use nbd::{BlockStatusExtent, Errno, server};
 use proptest::prelude::*;
+use testkit::machine::{feed, take};
+use testkit::{PayloadMemory, flat};
 
 struct Pair {
     client: Connection,
@@ -80,7 +82,7 @@ fn commands_do_what_they_say() {
         let buffers = pair.server.memory.room(6 * 512);
         let Ok(Reply::Data(read)) = pair.call(Op::Read { at: 512, buffers }) else { panic!() };
         let expected = [vec![0; 1536], vec![7; 1536]].concat();
-        assert_eq!(bytes(&read), expected);
+        assert_eq!(flat(&read), expected);
         if structured {
             let outcome = pair.call(Op::BlockStatus { at: 1024, len: 2048 });
             let extent = BlockStatusExtent { bytes: 512, hole: false, zero: false };
@@ -142,7 +144,7 @@ fn a_server_that_shuts_down_answers_pending_requests_first() {
 fn a_cut_at_any_byte_ends_each_command_once() {
     for cut in 0.. {
         let mut pair = agreed(true);
-        let memory = Memory::new();
+        let memory = PayloadMemory::new();
         let mut tags = Vec::new();
         for at in [0, 4096] {
             let data = memory.holding(&[3; 1024]);
@@ -255,7 +257,7 @@ impl Model {
             let (_, expected) = self.expected.remove(at);
             match (expected, ended.outcome.unwrap()) {
                 (Expected::Done, Reply::Done) => {}
-                (Expected::Data(data), Reply::Data(read)) => assert_eq!(bytes(&read), data),
+                (Expected::Data(data), Reply::Data(read)) => assert_eq!(flat(&read), data),
                 (Expected::Mapped(mapped), Reply::Extent(e)) => assert_eq!(e.hole, !mapped),
                 (_, other) => panic!("{other:?}"),
             }

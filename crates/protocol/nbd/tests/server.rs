@@ -1,7 +1,7 @@
 //! The server's machine against clients of all kinds, rule by rule; and against anything.
 //! `fuzz/targets/nbd_server.rs` runs the same scripts as `nothing_breaks` for longer.
 
-use crate::common;
+use testkit::machine::feed;
 #[path = "fuzz_input/server.rs"]
 mod fuzz_input;
 
@@ -466,7 +466,7 @@ fn answers_may_come_in_any_order() {
     let mut tags = Vec::new();
     for cookie in 0..3 {
         let bytes = request(Cmd::Flush.0, 0, cookie, 0, 0);
-        common::feed(&mut server.machine, &bytes, &mut || usize::MAX);
+        feed(&mut server.machine, &bytes, &mut || usize::MAX);
         let Some(Action::Run { tag, .. }) = server.machine.poll_action() else { panic!() };
         tags.push(tag);
     }
@@ -484,7 +484,7 @@ fn answers_may_come_in_any_order() {
 fn requests_in_flight_are_bounded() {
     let mut server = ready(false);
     let bytes = request(Cmd::Flush.0, 0, 5, 0, 0).repeat(20);
-    let n = common::feed(&mut server.machine, &bytes, &mut || usize::MAX);
+    let n = feed(&mut server.machine, &bytes, &mut || usize::MAX);
     assert_eq!((n, server.machine.in_flight()), (8 * 28, 8));
     assert!(server.machine.receive_space().is_none());
     let Some(Action::Run { tag, .. }) = server.machine.poll_action() else { panic!() };
@@ -499,7 +499,7 @@ fn output_is_bounded() {
     let read = request(Cmd::Read.0, 0, 5, 0, 256 << 10);
     let mut fed = 0;
     for _ in 0..100 {
-        let n = common::feed(&mut server.machine, &read, &mut || usize::MAX);
+        let n = feed(&mut server.machine, &read, &mut || usize::MAX);
         if n == 0 {
             break;
         }
@@ -510,7 +510,7 @@ fn output_is_bounded() {
     assert!(server.machine.output().len() < 2 << 20);
     let mut server = greeted(&[export("disk")]);
     let list = option(Opt::List, &[]);
-    while common::feed(&mut server.machine, &list, &mut || usize::MAX) > 0 {}
+    while feed(&mut server.machine, &list, &mut || usize::MAX) > 0 {}
     assert!(server.machine.output().len() < 2 << 20);
 }
 
@@ -518,7 +518,7 @@ fn output_is_bounded() {
 fn without_memory_a_write_fails_and_its_data_is_skipped() {
     let mut server = ready(false);
     let bytes = [request(Cmd::Write.0, 0, 5, 0, 1024), vec![1; 1024]].concat();
-    let n = common::feed(&mut server.machine, &bytes, &mut || usize::MAX);
+    let n = feed(&mut server.machine, &bytes, &mut || usize::MAX);
     assert_eq!(n, 28, "nothing is received before there is memory");
     let Some(Action::Grant { tag, bytes: 1024 }) = server.machine.poll_action() else { panic!() };
     server.machine.refuse(tag, Errno::NoMem);
@@ -534,7 +534,7 @@ fn a_disconnecting_client_gets_its_pending_answers() {
         request(Cmd::Disc.0, 0, 6, 0, 0),
         request(Cmd::Flush.0, 0, 7, 0, 0),
     ];
-    let n = common::feed(&mut server.machine, &bytes.concat(), &mut || usize::MAX);
+    let n = feed(&mut server.machine, &bytes.concat(), &mut || usize::MAX);
     assert_eq!(n, 56, "nothing is taken behind the leave");
     assert!(!server.machine.is_closing(), "something is in flight");
     let Some(Action::Run { tag, .. }) = server.machine.poll_action() else { panic!() };
@@ -559,12 +559,12 @@ fn stalled_clients_are_disconnected_but_not_idle_ones() {
     assert_eq!((server.machine.close_reason(), server.machine.next_timer()), (None, None));
     // It waits for memory, not for the client.
     let write = [request(Cmd::Write.0, 0, 5, 0, 1024), vec![1; 100]].concat();
-    let n = common::feed(&mut server.machine, &write, &mut || usize::MAX);
+    let n = feed(&mut server.machine, &write, &mut || usize::MAX);
     server.machine.on_timer(seconds(100_100));
     assert_eq!(server.machine.close_reason(), None);
     let Some(Action::Grant { tag, .. }) = server.machine.poll_action() else { panic!() };
     server.machine.grant(tag, server.memory.room(1024));
-    common::feed(&mut server.machine, &write[n..], &mut || usize::MAX);
+    feed(&mut server.machine, &write[n..], &mut || usize::MAX);
     assert_eq!(server.machine.next_timer(), Some(seconds(100_160)));
     server.machine.on_timer(seconds(100_160));
     assert_eq!(server.machine.close_reason(), Some(CloseReason::ReceiveTimeout));
@@ -580,7 +580,7 @@ fn a_server_that_stops_refuses_options_and_requests() {
 
     let mut server = ready(true);
     let flush = request(Cmd::Flush.0, 0, 5, 0, 0);
-    common::feed(&mut server.machine, &flush, &mut || usize::MAX);
+    feed(&mut server.machine, &flush, &mut || usize::MAX);
     let Some(Action::Run { tag, .. }) = server.machine.poll_action() else { panic!() };
     server.machine.shut_down();
     let late = [request(Cmd::Write.0, 0, 6, 0, 512), vec![1; 512]].concat();
@@ -596,7 +596,7 @@ fn answers_that_do_not_fit_are_errors() {
     let mut server = ready(false);
     for (kind, len) in [(Cmd::Read, 512), (Cmd::Read, 1024)] {
         let bytes = request(kind.0, 0, 5, 0, len);
-        common::feed(&mut server.machine, &bytes, &mut || usize::MAX);
+        feed(&mut server.machine, &bytes, &mut || usize::MAX);
         let Some(Action::Run { tag, .. }) = server.machine.poll_action() else { panic!() };
         let short = Answer::Data(server.memory.holding(&[0; 256]));
         server.machine.answer(tag, short);

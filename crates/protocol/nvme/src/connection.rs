@@ -15,9 +15,6 @@
 //! * A slot of the queue is occupied from the arrival of the capsule until its response has been
 //!   passed to the socket; a host that exceeds the queue is disconnected. So memory is limited by
 //!   the queue size, whatever the host does.
-//!
-//! [`MemoryClass::UnsolicitedData`]: block::Class::Arriving
-//! [`MemoryClass::SolicitedData`]: block::Class::Solicited
 
 mod close_reason;
 mod commands;

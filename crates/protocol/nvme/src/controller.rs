@@ -409,7 +409,7 @@ impl Controller {
             return Err(Connect::refuse_size());
         }
         if self.queues & 1 << connect.qid != 0 {
-            // Not final: whoever holds the queue may not even be able to authenticate as the host.
+            // Not final: the holder of the queue may not even be able to authenticate as the host.
             return Err(Completion::failed(Status::COMMAND_SEQUENCE));
         }
         self.queues |= 1 << connect.qid;

@@ -534,7 +534,7 @@ fn an_unavailable_volume_is_reported_as_a_path_error() {
     }
     s.target.fail = Some(Error::Gone.into());
     let other = s.io(of_namespace(read, 2), &[]);
-    assert_eq!(other.code(), Status::INTERNAL_ERROR, "nobody else serves it");
+    assert_eq!(other.code(), Status::INTERNAL_ERROR, "no other controller serves it");
     set_ana(&mut s, AnaState::Inaccessible);
     s.target.fail = Some(Error::Fenced.into());
     let flush = Sqe::new(NvmOpcode::Flush.0, 0, NSID_ALL);

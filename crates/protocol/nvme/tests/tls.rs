@@ -1,4 +1,4 @@
-//! Keys of TLS and their names (NVMe/TCP Transport 1.0c, 3.6.1), from anybody.
+//! Keys of TLS and their names (NVMe/TCP Transport 1.0c, 3.6.1), from any text.
 
 use nvme::tls::{CipherSuite, Identity, TlsKey};
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
 proptest! {
-    /// Whatever somebody types: a key of a suite, or a reason.
+    /// Whatever a user types: a key of a suite, or a reason.
     #[test]
     fn arbitrary_key_text_does_not_panic(text in "(NVMeTLSkey-1:)?[0-9]{0,2}:?[A-Za-z0-9+/=:]{0,100}") {
         if let Ok(key) = TlsKey::parse(&text) {

@@ -309,8 +309,8 @@ pub enum Message {
         view: View,
         /// The sender's number of the request.
         request: u64,
-        /// If not 0, the count of a [`DataGeneration`](crate::DataGeneration) of the view's epoch,
-        /// which the receiver records durably after the flush and before it answers.
+        /// If not 0, the count of a [`DataGeneration`] of the view's epoch, which the receiver
+        /// records durably after the flush and before it answers.
         generation: u32,
     },
     /// Answers [`Message::Flush`].

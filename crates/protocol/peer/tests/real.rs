@@ -10,7 +10,7 @@ use peer::{
     Endpoint, Link, Message, NodeId, PeerAddresses, PeerIdentity, PeerSecret, ReceivedMessage, Seq,
     SessionHandler, View, WriteId, WriteKind, WriteOp, accept_connections,
 };
-use rt::{Core, Cores, CoresConfig};
+use rt::Core;
 use uuid::Uuid;
 
 const DATA: usize = 1 << 20;
@@ -95,11 +95,5 @@ async fn talk(core: Core) {
 
 #[test]
 fn a_session_over_real_sockets() {
-    let cores =
-        Cores::start(&CoresConfig { memory_bytes_per_core: 32 << 20, ..Default::default() });
-    let cores = cores.expect("a core");
-    let wait = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let talked = wait.block_on(cores.handles()[0].run(talk));
-    cores.stop_now();
-    talked.expect("the core panicked, see above");
+    testkit::on_first_core(&testkit::cores_config(1, 32 << 20), talk);
 }

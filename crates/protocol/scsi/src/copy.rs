@@ -106,7 +106,7 @@ impl LogicalUnit {
         ))
     }
 
-    /// Completes a command after its [`Step::Copy`].
+    /// Completes a command after its [`Step::Copy`](crate::Step::Copy).
     pub fn finish_copy(&mut self, running: RunningCommand, outcome: CopyOutcome) -> Reply {
         let RunningCommand { completion: after, full_transfer, .. } = running;
         let CompletionAction::Copy(operation) = after else {

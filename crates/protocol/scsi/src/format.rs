@@ -95,7 +95,7 @@ fn check_pattern(list: &[u8], at: u16, block_size: u32) -> Result<(), Sense> {
     const REPEAT: u8 = 0x01;
     let (header, rest) = list.split_at_checked(PATTERN_HEADER).ok_or(TOO_SHORT)?;
     if header[0] != 0 {
-        // SI: nobody can promise to overwrite the spare blocks of a medium.
+        // SI: no target can promise to overwrite the spare blocks of a medium.
         return Err(Sense::parameter(at, Some(7 - header[0].leading_zeros() as u8)));
     }
     let length = usize::from(u16::from_be_bytes([header[2], header[3]]));

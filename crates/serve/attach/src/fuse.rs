@@ -7,10 +7,10 @@
 //! * `span` computes which blocks a range of bytes covers, fully or in part.
 //!
 //! # Invariants
-//! * The kernel caches nothing of the volume: a read returns its current contents, whoever changed
-//!   them.
-//! * A partial write of a block leaves the rest of it unchanged, whoever in this process writes it
-//!   at the same time.
+//! * The kernel caches nothing of the volume: a read returns its current contents, even if
+//!   another client changed them.
+//! * A partial write of a block leaves the rest of it unchanged, even if another request of this
+//!   process writes it at the same time.
 
 mod filesystem;
 mod job;

@@ -306,7 +306,7 @@ fn a_read_only_volume_refuses_writes() {
             let writing = OpenOptions::new().write(true).open(&path);
             assert_eq!(number(writing), is(Errno::ROFS));
             assert_eq!(std::fs::read(&path).unwrap().len(), 2 << 20);
-            // Whoever mounts it as writable does not make it so.
+            // A writable mount does not make it so.
             rustix::mount::mount_remount(&dir, MountFlags::empty(), "").unwrap();
             let file = open(&path);
             assert_eq!(number(file.write_at(&[1; 512], 0)), is(Errno::ROFS));
@@ -382,8 +382,8 @@ fn failures_are_reported_and_later_requests_work() {
     });
 }
 
-/// Nobody is told that the medium has failed: what is in flight ends with the connection, and the
-/// place is free.
+/// No user is told that the medium has failed: what is in flight ends with the connection, and the
+/// mount point is free.
 #[test]
 fn a_volume_out_of_reach_ends_it() {
     if !mounts() {
@@ -438,7 +438,7 @@ fn a_stop_under_load_answers_what_is_in_flight() {
                 }
             }
         });
-        // Two MiB further on, where nobody else is.
+        // Two MiB further on, where no other request is.
         site.faults.add(
             Rule::new(Effect::Stall)
                 .on(&[OpKind::Write])
@@ -512,7 +512,7 @@ fn an_unmount_ends_the_server() {
     });
 }
 
-/// A file system that nobody serves.
+/// A file system that no process serves.
 fn dead(at: &Path, kind: &str, name: &str) {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
     let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
@@ -599,8 +599,7 @@ fn one_of_two_servers_gets_the_mount_point() {
     });
 }
 
-/// Another file system that somebody has mounted over ours stays, and so does one in the place of
-/// ours.
+/// Another file system that was mounted over ours stays, and so does one in the place of ours.
 #[test]
 fn a_foreign_mount_is_not_unmounted() {
     if !mounts() {

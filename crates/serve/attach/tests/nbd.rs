@@ -293,7 +293,7 @@ fn unstarted_requests_of_a_lost_client_are_dropped() {
     });
 }
 
-/// A client that gets no answer may ask whoever serves the volume next; one that gets an error has
+/// A client that gets no answer may ask the next server of the volume; one that gets an error has
 /// lost its disk.
 #[test]
 fn clients_of_a_volume_out_of_reach_are_cut_off() {
@@ -409,8 +409,8 @@ fn a_client_over_the_limit_is_refused_or_replaces_an_idle_one() {
     });
 }
 
-/// A write whose data does not come holds memory for so long and no longer; nobody else waits for
-/// it.
+/// A write whose data does not come holds memory for so long and no longer; no other client waits
+/// for it.
 #[test]
 fn a_stalled_client_is_disconnected_and_its_memory_freed() {
     on_core(async |core| {
@@ -477,7 +477,7 @@ fn a_panic_below_fails_its_command_alone() {
     });
 }
 
-/// Somebody who speaks like a server: the handshake of each connection ends with an export of the
+/// A process that speaks like a server: the handshake of each connection ends with an export of the
 /// next size, and then nothing is answered any more.
 async fn liar(core: &rt::Core, sizes: &'static [u64]) -> nbd::Address {
     let listener = core.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();

@@ -22,8 +22,9 @@ use initiator::nbd::{Disk, Options};
 use nbd::Address;
 use rt::Core;
 use tempfile::TempDir;
+use testkit::{installed, skipped};
 use tokio::time::Instant;
-use tools::{installed, outcome, skipped, tool};
+use tools::{outcome, tool};
 
 fn path_of(at: &Address) -> &Path {
     let Address::Unix(path) = at else { panic!("a Unix socket") };
@@ -231,7 +232,7 @@ async fn serve(socket: &Path, program: &str, args: &[&str]) -> Serves {
     server
 }
 
-/// A disk of somebody else's server, made anew each time.
+/// A disk of another project's server, made anew each time.
 struct Foreign<F: Fn(&Path, &Path) -> (String, Vec<String>)> {
     core: Core,
     pool: BufferPool,

@@ -1,4 +1,4 @@
-//! A device that somebody has left in haste.
+//! A device that its process has left in haste.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ async fn only_changes_are_delayed() {
     LocalSet::new().run_until(run).await;
 }
 
-/// Whoever ends because the device is gone takes with him the trace of his predecessor, and his
+/// A process that ends because the device is gone removes the trace of its predecessor, and its
 /// successor waits for nothing.
 #[tokio::test(start_paused = true)]
 async fn completion_is_not_reported_early() {

@@ -35,13 +35,13 @@ enum Lie {
     Half,
     /// A flush fails, and the data to flush is dropped.
     Flush(Status),
-    /// Both halves of a compare and write succeed, and nobody has asked for their data.
+    /// Both halves of a compare and write succeed, and the controller has not asked for their data.
     Fused,
     /// A request for events is answered at once: namespaces have changed.
     Events,
     /// The request is refused temporarily.
     NoEvent,
-    /// Likewise as soon as somebody asks what a namespace is, who hears that when the log of the
+    /// Likewise as soon as the host asks what a namespace is, which it is told when the log of the
     /// event has been read.
     Changes,
 }

@@ -162,7 +162,7 @@ fn refusals_are_reported() {
     });
 }
 
-/// A unit that grows is used up to its new end: the next command is told, and one that nobody uses
+/// A unit that grows is used up to its new end: the next command is told of it, and an unused unit
 /// is asked.
 #[test]
 fn a_unit_grows() {

@@ -1,4 +1,4 @@
-//! Job files, from anybody, and the operations that jobs are made of.
+//! Job files, with any contents, and the operations that jobs are made of.
 
 mod fuzz_input;
 

@@ -256,7 +256,7 @@ fn a_volume_is_measured_over_iscsi_and_nbd() {
     });
 }
 
-/// Several openings of a file by this process, and none by anybody else.
+/// Several openings of a file by this process, and none by any other process.
 #[test]
 fn a_file_is_held_and_shared_by_jobs() {
     let dir = tempfile::tempdir().unwrap();

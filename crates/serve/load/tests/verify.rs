@@ -1,4 +1,4 @@
-//! Blocks that say what they are, from anybody.
+//! Blocks that say what they are, with any contents.
 
 mod fuzz_input;
 

@@ -440,7 +440,7 @@ mod tests {
         );
         let v6 = "[2001:db8::1]:3260".parse().unwrap();
         assert_eq!(out.redirect_portal([&a], v6, false), at("[2001:db8::2]:3260"));
-        assert_eq!(out.redirect_portal([&b], local, false), None, "nobody else has it");
+        assert_eq!(out.redirect_portal([&b], local, false), None, "no other node has it");
         assert_eq!(out.redirect_portal([&a, &b], local, false), None);
         assert_eq!(out.redirect_portal([], local, true), None);
         let third = catalog(Unavailable, Unavailable, Optimized);
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(
             reachable(&["0.0.0.0:4420"], "[2001:db8::1]:8009"),
             [""; 0],
-            "nobody listens there"
+            "no listener there"
         );
         let one = ["198.51.100.1:4420", "[2001:db8::2]:4420"];
         assert_eq!(reachable(&one, v4), one, "what is configured is told as it is");

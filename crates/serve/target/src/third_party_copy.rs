@@ -653,7 +653,7 @@ mod tests {
     fn a_session_reaches_nothing_by_another_secret_than_its_own() {
         let initiator = "iqn.2026-01.com.example:a";
         let mut own = target(1, 1, chap("own"));
-        own.access.any = Some(chap("everybody's"));
+        own.access.any = Some(chap("the volume's"));
         let targets = [("own".to_owned(), own)].into();
         let catalog = Catalog { targets, ..Catalog::default() };
         let reaches = |initiator: &str, secret| {
@@ -661,9 +661,9 @@ mod tests {
             let principal = Principal { initiator, isid, rule: chap(secret) };
             principal.find(&catalog, |_| true).is_some()
         };
-        assert!(reaches(initiator, "own") && !reaches(initiator, "everybody's"));
+        assert!(reaches(initiator, "own") && !reaches(initiator, "the volume's"));
         let other = "iqn.2026-01.com.example:b";
-        assert!(reaches(other, "everybody's") && !reaches(other, "own"));
+        assert!(reaches(other, "the volume's") && !reaches(other, "own"));
     }
 
     /// RFD 0017, 3: an initiator cannot copy a unit masked from it, though it may log in to its

@@ -5,7 +5,7 @@
 //! * admits a command once its worst-case memory is reserved ([`block::Credit`]),
 //! * serialises overlapping commands of which one writes, in order of arrival
 //!   ([`block::RangeLocks`]),
-//! * composes front-end requests ([`block::Request`]) from device operations ([`compose`]),
+//! * composes front-end requests ([`block::Request`]) from device operations,
 //! * checks every command against the reservations of all nodes ([`ReservationGate`], RFD 0013),
 //!
 //! # Invariants

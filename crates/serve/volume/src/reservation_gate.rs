@@ -99,7 +99,7 @@ struct GateState {
     lost_nexuses: Vec<ItNexus>,
 }
 
-/// The gate of one volume. See the [module](self).
+/// The gate of one volume.
 #[derive(Default)]
 pub struct ReservationGate {
     state: RefCell<GateState>,

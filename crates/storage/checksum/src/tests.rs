@@ -183,7 +183,7 @@ fn rows_of_abandoned_writes_are_unreadable_after_a_crash() {
         }
         let dev = Dev::new(over(raw, &pool).await);
         assert_eq!(read(&dev, quiet, 8, &pool).await, Err(Error::Corrupt { at: Lba(quiet) }));
-        assert!(read(&dev, busy, 8, &pool).await.is_ok(), "nobody knows that it should be 3");
+        assert!(read(&dev, busy, 8, &pool).await.is_ok(), "no checksum says that it should be 3");
     });
 }
 

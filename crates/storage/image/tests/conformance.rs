@@ -14,14 +14,15 @@ use image::{CreateImageOptions, FlatImage};
 use rt::disk::{DiskKind, OpenOptions};
 use rt::sim::{DiskControl, DiskSetup, Host, HostSetup};
 use rt::{Core, DiskEngine};
+use testkit::TestDir;
 
-use crate::common::system::{Loop, Mount, program, text};
-use crate::common::{Dir, core_of, existing, mishap, on_core, succeed, thin};
+use crate::common::{core_of, existing, mishap, on_core, succeed, thin};
+use testkit::system::{Loop, Mount, program, text};
 
 /// Images in real files.
 struct RealFiles {
     core: Core,
-    dir: Dir,
+    dir: TestDir,
     how: CreateImageOptions,
     made: Cell<u32>,
     last: RefCell<Option<Rc<FlatImage>>>,
@@ -73,7 +74,7 @@ impl Subject for RealFiles {
     }
 }
 
-fn real_files_conform(dir: fn() -> Dir, engine: DiskEngine, how: CreateImageOptions) {
+fn real_files_conform(dir: fn() -> TestDir, engine: DiskEngine, how: CreateImageOptions) {
     on_core(engine, move |core| async move {
         let subject =
             RealFiles { core, dir: dir(), how, made: Cell::new(0), last: RefCell::default() };
@@ -83,7 +84,7 @@ fn real_files_conform(dir: fn() -> Dir, engine: DiskEngine, how: CreateImageOpti
 
 #[test]
 fn files_on_disk() {
-    real_files_conform(Dir::on_disk, DiskEngine::Auto, thin(MIN_BYTES));
+    real_files_conform(TestDir::on_disk, DiskEngine::Auto, thin(MIN_BYTES));
 }
 
 #[test]
@@ -93,28 +94,28 @@ fn thick_files_on_disk_with_large_blocks() {
         provisioning: Provisioning::Thick,
         ..thin(MIN_BYTES)
     };
-    real_files_conform(Dir::on_disk, DiskEngine::Auto, how);
+    real_files_conform(TestDir::on_disk, DiskEngine::Auto, how);
 }
 
 #[test]
 fn files_on_disk_without_io_uring() {
-    real_files_conform(Dir::on_disk, DiskEngine::Threads, thin(MIN_BYTES));
+    real_files_conform(TestDir::on_disk, DiskEngine::Threads, thin(MIN_BYTES));
 }
 
 #[test]
 fn files_on_disk_through_the_page_cache() {
     let how = CreateImageOptions { allow_page_cache: true, ..thin(MIN_BYTES) };
-    real_files_conform(Dir::on_disk, DiskEngine::Auto, how);
+    real_files_conform(TestDir::on_disk, DiskEngine::Auto, how);
 }
 
 #[test]
 fn files_in_memory() {
-    real_files_conform(Dir::in_memory, DiskEngine::Auto, thin(MIN_BYTES));
+    real_files_conform(TestDir::in_memory, DiskEngine::Auto, thin(MIN_BYTES));
 }
 
 /// A file system on a disk of 4-KiB sectors: direct I/O takes nothing smaller.
 fn real_files_conform_on_large_sectors(mkfs: &'static [&'static str], how: CreateImageOptions) {
-    let memory = Dir::in_memory();
+    let memory = TestDir::in_memory();
     let backing = memory.file("backing");
     std::fs::File::create(&backing).unwrap().set_len(512 << 20).unwrap();
     let Some(device) = Loop::new(&backing, &["--sector-size", "4096"]) else {
@@ -129,7 +130,7 @@ fn real_files_conform_on_large_sectors(mkfs: &'static [&'static str], how: Creat
     };
     let at = mount.file("");
     on_core(DiskEngine::Auto, move |core| async move {
-        let dir = Dir::new(at);
+        let dir = TestDir::new(at);
         let disk = core.open_disk(&dir.file("probe"), OpenOptions::new().create(8192)).await;
         assert_eq!(disk.unwrap().info().logical_block, 4096);
         let subject = RealFiles { core, dir, how, made: Cell::new(0), last: RefCell::default() };
@@ -233,7 +234,7 @@ fn real_devices_conform(
 
 #[test]
 fn block_devices_of_every_geometry() {
-    let memory = Dir::in_memory();
+    let memory = TestDir::in_memory();
     for (sector, block_size) in [(512, 512), (512, 4096), (4096, 512), (4096, 4096)] {
         let backing = memory.file(&format!("{sector}-{block_size}"));
         real_devices_conform(backing, sector, DiskEngine::Auto, block_size, true);

@@ -8,8 +8,9 @@ use disk::{ExistingData, ImageErrorReason, Provisioning};
 use image::{CreateImageOptions, FlatImage, delete, inspect};
 use rt::DiskEngine;
 use rt::disk::OpenReason;
+use testkit::TestDir;
 
-use crate::common::{Dir, VOLUME, client, existing, on_core, thin};
+use crate::common::{VOLUME, client, existing, on_core, thin};
 
 const MIB: u64 = 1 << 20;
 
@@ -19,7 +20,7 @@ fn space(path: &PathBuf) -> u64 {
 
 #[test]
 fn space_is_allocated_freed_and_kept() {
-    for dir in [Dir::on_disk, Dir::in_memory] {
+    for dir in [TestDir::on_disk, TestDir::in_memory] {
         on_core(DiskEngine::Auto, move |core| async move {
             let dir = dir();
             let path = dir.file("thin");
@@ -58,7 +59,7 @@ fn space_is_allocated_freed_and_kept() {
 #[test]
 fn a_file_has_one_user_and_is_removed_when_deleted() {
     on_core(DiskEngine::Auto, |core| async move {
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         let path = dir.file("image");
         let file = FlatImage::create(&core, &path, &thin(MIB)).await.unwrap();
         let held = FlatImage::open(&core, &path, &existing()).await.unwrap_err();
@@ -75,7 +76,7 @@ fn a_file_has_one_user_and_is_removed_when_deleted() {
 #[test]
 fn foreign_files_are_left_alone() {
     on_core(DiskEngine::Auto, |core| async move {
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         let path = dir.file("image");
         for (bytes, what) in [
             (b"#!/bin/sh\n".to_vec(), ExistingData::UnknownData { at: 0 }),
@@ -102,7 +103,7 @@ fn foreign_files_are_left_alone() {
 #[test]
 fn a_size_beyond_the_file_system_leaves_nothing_behind() {
     on_core(DiskEngine::Auto, |core| async move {
-        let dir = Dir::on_disk();
+        let dir = TestDir::on_disk();
         let path = dir.file("image");
         // Some file systems accept even this size; the others must not keep a part of it.
         match FlatImage::create(&core, &path, &thin(256 << 40)).await {

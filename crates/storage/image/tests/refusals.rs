@@ -9,9 +9,10 @@ use disk::{ExistingData, ImageError, ImageErrorReason, Provisioning};
 use image::{CreateImageOptions, FlatImage, OpenImageOptions, delete, inspect};
 use rt::disk::{DiskErrorKind, OpenReason};
 use rt::{Core, DiskEngine};
+use testkit::TestDir;
 
-use crate::common::system::{Loop, Mount, program, text};
-use crate::common::{Dir, VOLUME, client, existing, on_core, thin};
+use crate::common::{VOLUME, client, existing, on_core, thin};
+use testkit::system::{Loop, Mount, program, text};
 
 const MIB: u64 = 1 << 20;
 
@@ -19,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const TO_HOLD: &str = "WINDROSE_TEST_HOLD";
 
 /// A file of `bytes` and a block device over it, with these options of `losetup`.
-fn device(dir: &Dir, bytes: u64, options: &[&str]) -> Option<(PathBuf, Loop)> {
+fn device(dir: &TestDir, bytes: u64, options: &[&str]) -> Option<(PathBuf, Loop)> {
     let backing = dir.file("backing");
     if !backing.exists() {
         std::fs::File::create(&backing).unwrap().set_len(bytes).unwrap();
@@ -56,7 +57,7 @@ fn an_image_open_in_another_process_is_busy_until_it_ends() {
         });
         return;
     }
-    let dir = Dir::on_disk();
+    let dir = TestDir::on_disk();
     let mut images = vec![dir.file("image")];
     let device = device(&dir, 8 * MIB, &[]);
     images.extend(device.as_ref().map(|(_, device)| device.path().to_owned()));
@@ -94,7 +95,7 @@ fn hold(path: &Path) -> std::process::Child {
 
 #[test]
 fn a_mounted_device_is_in_use() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let Some((_, device)) = device(&dir, 16 * MIB, &[]) else { return };
     let made = program("mkfs.ext4", &["-q", text(device.path())]);
     let Some(mount) = made.and_then(|_| Mount::new(&[text(device.path())])) else {
@@ -110,7 +111,7 @@ fn a_mounted_device_is_in_use() {
 
 #[test]
 fn existing_formats_on_a_device_are_named_and_kept() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let cases: [(&[&str], &str); 4] = [
         (&["mkfs.ext4", "-q"], "an ext2, ext3 or ext4 file system"),
         (&["mkfs.xfs", "-q"], "an XFS file system"),
@@ -161,7 +162,7 @@ fn checksum(path: &Path) -> u32 {
 
 #[test]
 fn a_write_protected_device_can_only_be_read() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let Some((backing, writable)) = device(&dir, 8 * MIB, &[]) else { return };
     let path = writable.path().to_owned();
     on_core(DiskEngine::Auto, |core| async move {
@@ -187,7 +188,7 @@ fn a_write_protected_device_can_only_be_read() {
 
 #[test]
 fn sectors_above_4_kib_are_refused() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let Some((_, device)) = device(&dir, 8 * MIB, &["--sector-size", "16384"]) else { return };
     let path = device.path().to_owned();
     on_core(DiskEngine::Auto, |core| async move {
@@ -218,7 +219,7 @@ fn a_read_only_file_system_is_named() {
 /// ext4 that journals data has no direct I/O, though it accepts the flag.
 #[test]
 fn a_file_system_without_direct_io_needs_the_flag() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let Some((_, device)) = device(&dir, 64 * MIB, &[]) else { return };
     let made = program("mkfs.ext4", &["-q", text(device.path())]);
     let journal = ["-o", "data=journal", text(device.path())];
@@ -247,7 +248,7 @@ fn a_file_system_without_direct_io_needs_the_flag() {
 /// intact, and freed space can be used.
 #[test]
 fn a_full_file_system_costs_no_data() {
-    let dir = Dir::in_memory();
+    let dir = TestDir::in_memory();
     let device = device(&dir, 32 * MIB, &[]);
     let on_disk = device.as_ref().and_then(|(_, device)| {
         program("mkfs.ext4", &["-q", "-m", "0", text(device.path())])?;

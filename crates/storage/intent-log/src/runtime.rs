@@ -53,7 +53,7 @@ use region_activity::RegionActivity;
 /// Smallest hot limit, however small the volume.
 const MIN_HOT_LIMIT: u32 = 4096;
 
-/// The write-intent log of an image in use. See the [module](self).
+/// The write-intent log of an image in use.
 ///
 /// Lives on one core; clones share it. Ranges are in bytes of the volume.
 #[derive(Clone)]

@@ -262,7 +262,7 @@ mod tests {
         assert!(check_history(&[write(1, 1, 2), write(1, 3, 4)]).unwrap_err().contains("twice"));
         assert!(
             check_history(&[operation(OperationKind::Read, 9, 1, None)]).is_ok(),
-            "nobody knows what it saw"
+            "what it saw is unknown"
         );
     }
 

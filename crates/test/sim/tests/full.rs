@@ -304,7 +304,7 @@ async fn turned_away_for_a_moment(world: World) -> Result<(), String> {
     assert!(matches!(ended, Err(FULL | RequestError::Device(Error::Fenced))), "{ended:?}");
     wait_until("both serve", TEST_TIMEOUT, || pair.is_in_sync()).await?;
     let found = tokio::time::timeout(TEST_TIMEOUT, pair.reads(200, 8)).await;
-    let found = found.map_err(|_| "nobody reads there any more")??;
+    let found = found.map_err(|_| "no process reads there any more")??;
     assert!(is_old_or_new(&found, 2));
     pair.equal().await
 }

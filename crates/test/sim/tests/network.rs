@@ -364,7 +364,7 @@ fn closing_with_unread_bytes_resets() {
         });
         done(client.run(move |core| async move {
             let mut stream = dial(&core, to).await;
-            stream.write_all(b"nobody reads this").await.unwrap();
+            stream.write_all(b"this is never read").await.unwrap();
             let error = stream.read(&mut [0]).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
         }))
@@ -417,11 +417,11 @@ fn a_panic_in_any_task_and_endless_waiting_fail_the_world() {
         let host = world.add_host("host", HostSetup::default());
         host.run(|_| async {
             tokio::time::sleep(SECOND).await;
-            tokio::task::spawn_local(async { panic!("nobody joins this task") });
+            tokio::task::spawn_local(async { panic!("this task is never joined") });
         });
         std::future::pending().await
     });
-    assert!(outcome.result.unwrap_err().message.contains("nobody joins this task"));
+    assert!(outcome.result.unwrap_err().message.contains("this task is never joined"));
     let outcome = run(WorldSetup::new(1), |_| std::future::pending());
     assert!(outcome.result.unwrap_err().message.contains("still going"));
     let outcome = run(WorldSetup::new(1), |world: World| async move {

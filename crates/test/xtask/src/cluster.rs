@@ -284,7 +284,7 @@ impl Cluster {
         let list = |key| cluster.get(key).and_then(Value::as_array).context("an odd answer");
         let votes = |m: &&Value| m.get("voter").and_then(Value::as_bool) == Some(true);
         let members = list("store")?;
-        ensure!(members.iter().filter(votes).count() == members.len(), "somebody has no vote");
+        ensure!(members.iter().filter(votes).count() == members.len(), "a member has no vote");
         Ok((list("nodes")?.len(), members.len()))
     }
 

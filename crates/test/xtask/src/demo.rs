@@ -67,7 +67,7 @@ pub(crate) fn print_manual_steps(context: &RunContext) {
 On three machines of your own (two with disks, any third as the witness), with `[cluster] listen` in each configuration file:
     {program} node &                                   # on each of them
     {program} cluster init                             # on the first
-    {program} cluster token                            # there too, for the second: whoever has it can join
+    {program} cluster token                            # there too, for the second: a node that has it can join
     {program} cluster join --token TOKEN               # on the second
     {program} cluster token                            # on the first again, for the third: each lets one in
     {program} cluster witness --token TOKEN            # on the third
@@ -79,7 +79,7 @@ and on any Linux machine, through both:
 or
     nvme connect -t tcp -a FIRST -s 4420 -n SUBSYSTEM; nvme connect -t tcp -a SECOND -s 4420 -n SUBSYSTEM
 
-`docs/guides/initiators.md` has the settings of the initiators. `--allow any` lets everybody in; `--allow iqn…` or
+`docs/guides/initiators.md` has the settings of the initiators. `--allow any` lets all initiators in; `--allow iqn…` or
 `--allow nqn…` names who may.
 "
     );

@@ -67,7 +67,7 @@ pub(crate) fn soak(context: &RunContext, plan: SoakPlan) -> Result<()> {
     let [verified, loaded] = [cluster.create("verified", SIZE)?, cluster.create("loaded", SIZE)?];
     let mut tally = SoakCounts::default();
     let mut looks: Vec<[ResourceUsage; 2]> = Vec::new();
-    let went = context.check("whoever comes is served, and reads what he wrote", || {
+    let went = context.check("a new client is served, and reads what it wrote", || {
         let whole = Duration::from_secs(u64::from(plan.minutes) * 60);
         let mut dice = SeededRng::new(plan.seed);
         let begun = Instant::now();

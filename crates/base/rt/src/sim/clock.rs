@@ -226,7 +226,7 @@ mod tests {
             tokio::time::sleep(100 * SECOND).await;
             host.set_clock_drift(0);
             third.join().await.expect("the host runs");
-            assert!(world.now() - begun >= 135 * SECOND, "a clock that stands still wakes nobody");
+            assert!(world.now() - begun >= 135 * SECOND, "a clock that stands still wakes no task");
         });
     }
 

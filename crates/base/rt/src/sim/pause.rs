@@ -176,7 +176,7 @@ mod tests {
             }
             host.pause(60 * SECOND);
             tokio::time::sleep(30 * SECOND).await;
-            assert_eq!(disk.in_flight(), 0, "done, though nobody has learnt of it");
+            assert_eq!(disk.in_flight(), 0, "done, though no task has learnt of it");
             assert_eq!(disk.read_visible(0, 4096), [7; 4096]);
             assert_eq!(disk.unsynced_changes(), 1, "what comes after it has not been asked for");
             written.join().await.expect("it goes on");
@@ -221,7 +221,7 @@ mod tests {
                 assert!(early.is_err(), "neither an answer nor an end");
                 stream.read_exact(&mut echo).await.expect("it goes on");
                 assert_eq!(&echo, b"hello");
-                assert!(core.dial(to).await.is_err(), "nobody listens any more");
+                assert!(core.dial(to).await.is_err(), "no listener any more");
             });
             talk.join().await.expect("no crash");
             assert!(!host.is_paused());

@@ -2,24 +2,15 @@
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 pub mod supervise;
-pub mod system;
-
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rt::buf::{Account, Bufs, BufsMut, MemoryClass};
-use rt::{Core, Cores, CoresConfig, DiskEngine};
+use rt::{Core, CoresConfig, DiskEngine};
 
 pub const KIB: usize = 1024;
 pub const MIB: usize = 1024 * KIB;
 
 pub fn config(cores: usize) -> CoresConfig {
-    CoresConfig { cpus: vec![None; cores], memory_bytes_per_core: 32 * MIB, ..Default::default() }
-}
-
-/// Waits for `future` on an ordinary thread.
-pub fn wait<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    testkit::cores_config(cores, 32 * MIB)
 }
 
 /// Runs `f` on a core of its own, whose disks are served by `engine`.
@@ -27,43 +18,7 @@ pub fn on_core<Fut: Future<Output = ()> + 'static>(
     engine: DiskEngine,
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
-    let cores = Cores::start(&CoresConfig { disk_engine: engine, ..config(1) }).unwrap();
-    let result = wait(cores.handles()[0].run(f));
-    cores.stop_now();
-    result.expect("the test's core panicked, see above");
-}
-
-/// A directory that goes with the value.
-pub struct Dir(PathBuf);
-
-impl Dir {
-    pub fn new(parent: impl AsRef<Path>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("rt-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = parent.as_ref().join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    /// On the disk that holds the build.
-    pub fn on_disk() -> Self {
-        Self::new(env!("CARGO_TARGET_TMPDIR"))
-    }
-
-    /// In memory.
-    pub fn in_memory() -> Self {
-        Self::new("/dev/shm")
-    }
-
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    testkit::on_first_core(&CoresConfig { disk_engine: engine, ..config(1) }, f);
 }
 
 /// Buffers of `bytes` bytes out of a credit of their own.

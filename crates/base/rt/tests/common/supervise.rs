@@ -105,6 +105,6 @@ fn answer(listener: &OwnedFd, id: u64, verdict: Verdict) {
         Verdict::Return(value) => (value, 0, 0),
     };
     let answer = libc::seccomp_notif_resp { id, val, error, flags };
-    // SAFETY: the structure is ours and lives through the call. Whoever called may be gone.
+    // SAFETY: the structure is ours and lives through the call. The caller may be gone.
     unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND, &raw const answer) };
 }

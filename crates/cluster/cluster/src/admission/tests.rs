@@ -81,7 +81,7 @@ async fn who_was_removed_does_not_enter_by_itself() {
     assert_eq!(
         node_membership::add_admitted_node(&*meta, &new).await,
         Err(JoinError::Removed),
-        "nobody asked"
+        "no node asked"
     );
     assert_eq!(asked(&meta, &request).await, admitted(2));
     let index = node_membership::add_admitted_node(&*meta, &new).await.unwrap();
@@ -377,9 +377,9 @@ fn an_answer_reads_back() {
     for answer in [JoinResponse::Granted(grant.clone()), JoinResponse::Waiting { id: ShortId(1) }] {
         assert_eq!(JoinResponse::parse(&answer.to_bytes()), Ok(answer));
     }
-    let nobody = JoinResponse::Granted(JoinGrant { node: 0, ..grant.clone() });
+    let no_node = JoinResponse::Granted(JoinGrant { node: 0, ..grant.clone() });
     let nowhere = JoinResponse::Granted(JoinGrant { endpoints: Vec::new(), ..grant });
-    assert!([nobody, nowhere].iter().all(|bad| JoinResponse::parse(&bad.to_bytes()).is_err()));
+    assert!([no_node, nowhere].iter().all(|bad| JoinResponse::parse(&bad.to_bytes()).is_err()));
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn what_is_no_sealed_message_is_refused() {
     let zero: PublicKey = serde_json::from_str(&format!("\"{}\"", "A".repeat(43))).unwrap();
     assert!(
         seal_credentials(&credentials(2), &for_node(2, &old), zero).is_err(),
-        "no key of anybody"
+        "no key of any node"
     );
 }
 

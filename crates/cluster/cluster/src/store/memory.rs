@@ -386,7 +386,7 @@ impl MemoryWatcher {
                 continue;
             }
             match due {
-                // An arrival notifies nobody: the next read of the state applies it.
+                // An arrival wakes no task: the next read of the state applies it.
                 Some(due) => drop(timeout_at(due, moved).await),
                 None => moved.await,
             }

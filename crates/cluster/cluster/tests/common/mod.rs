@@ -29,22 +29,11 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 /// free.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 
-/// Reports that this test was skipped: in the file that `./run test` reads, or on stderr.
-fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
-        return println!("skipped: {test}: {why}");
-    };
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
-    std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
-}
-
 /// The installed `etcd`, if there is one.
 pub(crate) fn etcd() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let found = std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|p| p.is_file());
+    let found = testkit::find_program("etcd");
     if found.is_none() {
-        skipped("etcd is not installed (Debian: etcd-server)");
+        testkit::skipped("etcd is not installed (Debian: etcd-server)");
     }
     found
 }
@@ -147,7 +136,7 @@ impl EtcdCluster {
                     return at;
                 }
             }
-            assert!(begun.elapsed() < TEST_TIMEOUT, "nobody leads");
+            assert!(begun.elapsed() < TEST_TIMEOUT, "there is no leader");
             sleep(Duration::from_millis(50)).await;
         }
     }

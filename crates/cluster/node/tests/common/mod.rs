@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use api::client::{ApiAddress, Client};
+use api::client::{ApiAddress, CallError, Client};
 use api::endpoint::{CreateVolume, GetVolume};
-use api::{CreateVolumeRequest, Volume, VolumeName};
+use api::{ApiError, CreateVolumeRequest, Volume, VolumeName};
 use config::Config;
 use node::node::Node;
 
@@ -84,6 +84,14 @@ pub(crate) async fn create(client: &Client, volume: &str) -> Volume {
 pub(crate) async fn show(client: &Client, volume: &str) -> Option<Volume> {
     let none = &api::endpoint::NoBody;
     client.call_on::<GetVolume>(&name(volume), &[], none).await.ok()
+}
+
+/// The error of a call that the node must refuse.
+pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> ApiError {
+    match result {
+        Err(CallError::Refused(error)) => error,
+        other => panic!("not refused: {other:?}"),
+    }
 }
 
 /// Names of the volume files in the data directory below `dir`.

@@ -1,17 +1,15 @@
 //! DH-HMAC-CHAP secrets in a record (RFD 0020, 2), of hosts and of the subsystem, sealed like those
 //! of CHAP (RFD 0016).
 
-use ::cluster::secrets::{
-    Keyring, RandomnessUnavailable, SecretContext, SecretOwner, SecretUnsealError,
-};
+use ::cluster::secrets::{Keyring, RandomnessUnavailable, SecretUnsealError};
 use api::{Dhchap, DhchapSecret};
 use nvme::auth::{BadSecret, Secret};
 use serde::{Deserialize, Serialize};
 use target::catalog::HostSecrets;
-use uuid::Uuid;
 
-use super::VolumeRecord;
+use super::host_secret::{HostSecretPurpose, of_each_host, of_each_host_mut};
 use super::secrets::StoredSecret;
+use super::{HostSecretContext, VolumeRecord};
 
 /// The secret of one NVMe host of a volume, and that of the subsystem for the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,24 +18,6 @@ pub struct StoredDhchap {
     host: StoredSecret<DhchapSecret>,
     #[serde(deserialize_with = "super::json::required_option")]
     controller: Option<StoredSecret<DhchapSecret>>,
-}
-
-/// The host that secrets belong to.
-#[derive(Clone, Copy, Debug)]
-pub struct HostSecretContext<'a> {
-    /// The volume.
-    pub volume: Uuid,
-    /// The host, by its NQN.
-    pub host: &'a str,
-}
-
-impl HostSecretContext<'_> {
-    /// Calls `work` with what a secret is bound to. A CHAP user is never empty, so no CHAP secret
-    /// is bound to a text that begins with a comma.
-    fn with_binding<T>(&self, owner: SecretOwner, work: impl FnOnce(SecretContext<'_>) -> T) -> T {
-        let user = format!(",{}", self.host);
-        work(SecretContext { volume: self.volume, owner, user: &user })
-    }
 }
 
 /// Which of the two secrets is invalid.
@@ -74,14 +54,11 @@ impl StoredDhchap {
         ring: &Keyring,
     ) -> Result<Self, RandomnessUnavailable> {
         let Dhchap { secret, controller_secret } = dhchap;
-        let seal = |secret, owner| {
-            context.with_binding(owner, |secret_context| {
-                StoredSecret::seal(secret, secret_context, ring)
-            })
-        };
-        let host = seal(secret, SecretOwner::Initiator)?;
-        let controller = controller_secret.as_ref();
-        let controller = controller.map(|secret| seal(secret, SecretOwner::Volume)).transpose()?;
+        let host = context.seal(secret, HostSecretPurpose::Dhchap, ring)?;
+        let controller = controller_secret
+            .as_ref()
+            .map(|secret| context.seal(secret, HostSecretPurpose::DhchapOfSubsystem, ring))
+            .transpose()?;
         Ok(Self { host, controller })
     }
 
@@ -94,13 +71,13 @@ impl StoredDhchap {
         context: HostSecretContext<'_>,
         ring: &Keyring,
     ) -> Result<Dhchap, SecretUnsealError> {
-        let open = |stored: &StoredSecret<DhchapSecret>, owner| {
-            context.with_binding(owner, |secret_context| stored.open(secret_context, ring))
-        };
-        let secret = open(&self.host, SecretOwner::Initiator)?;
-        let controller = self.controller.as_ref().map(|stored| open(stored, SecretOwner::Volume));
-        Dhchap::new(secret, controller.transpose()?)
-            .map_err(|_| SecretUnsealError::AuthenticationFailed)
+        let secret = context.open(&self.host, HostSecretPurpose::Dhchap, ring)?;
+        let controller = self
+            .controller
+            .as_ref()
+            .map(|stored| context.open(stored, HostSecretPurpose::DhchapOfSubsystem, ring))
+            .transpose()?;
+        Dhchap::new(secret, controller).map_err(|_| SecretUnsealError::AuthenticationFailed)
     }
 
     /// The same, in the form that front ends use.
@@ -151,25 +128,21 @@ impl VolumeRecord {
 
     /// The secrets of all hosts that have one.
     pub fn dhchap_secrets(&self) -> impl Iterator<Item = (HostSecretContext<'_>, &StoredDhchap)> {
-        self.dhchap_by_host
-            .iter()
-            .map(|(host, stored)| (HostSecretContext { volume: self.id, host }, stored))
+        of_each_host(self.id, &self.dhchap_by_host)
     }
 
     /// The same, mutable.
     pub fn dhchap_secrets_mut(
         &mut self,
     ) -> impl Iterator<Item = (HostSecretContext<'_>, &mut StoredDhchap)> {
-        let volume = self.id;
-        self.dhchap_by_host
-            .iter_mut()
-            .map(move |(host, stored)| (HostSecretContext { volume, host }, stored))
+        of_each_host_mut(self.id, &mut self.dhchap_by_host)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use api::ChapUser;
+    use uuid::Uuid;
 
     use super::super::{ChapContext, StoredChap};
     use super::*;

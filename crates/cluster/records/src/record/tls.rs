@@ -1,12 +1,11 @@
 //! TLS keys in a record (RFD 0022, 3): keys of NVMe hosts, sealed like secrets (RFD 0016), and
 //! whether the hosts must use them.
 
-use ::cluster::secrets::{
-    Keyring, RandomnessUnavailable, SecretContext, SecretOwner, SecretUnsealError,
-};
+use ::cluster::secrets::{Keyring, RandomnessUnavailable, SecretUnsealError};
 use api::{Tls, TlsKey};
 use serde::{Deserialize, Serialize};
 
+use super::host_secret::{HostSecretPurpose, of_each_host, of_each_host_mut};
 use super::secrets::StoredSecret;
 use super::{HostSecretContext, VolumeRecord};
 
@@ -16,14 +15,6 @@ use super::{HostSecretContext, VolumeRecord};
 pub struct StoredTls {
     key: StoredSecret<TlsKey>,
     required: bool,
-}
-
-/// Calls `work` with what a key is bound to. Secrets of a host are bound to a comma and its NQN,
-/// which begins with `nqn.`, and a CHAP user is never empty: so none of them is bound to the same
-/// text.
-fn with_binding<T>(context: HostSecretContext<'_>, work: impl FnOnce(SecretContext<'_>) -> T) -> T {
-    let user = format!(",tls,{}", context.host);
-    work(SecretContext { volume: context.volume, owner: SecretOwner::Initiator, user: &user })
 }
 
 impl StoredTls {
@@ -36,9 +27,7 @@ impl StoredTls {
         context: HostSecretContext<'_>,
         ring: &Keyring,
     ) -> Result<Self, RandomnessUnavailable> {
-        let key = with_binding(context, |secret_context| {
-            StoredSecret::seal(&tls.key, secret_context, ring)
-        })?;
+        let key = context.seal(&tls.key, HostSecretPurpose::Tls, ring)?;
         Ok(Self { key, required: tls.required })
     }
 
@@ -51,7 +40,7 @@ impl StoredTls {
         context: HostSecretContext<'_>,
         ring: &Keyring,
     ) -> Result<Tls, SecretUnsealError> {
-        let key = with_binding(context, |secret_context| self.key.open(secret_context, ring))?;
+        let key = context.open(&self.key, HostSecretPurpose::Tls, ring)?;
         Ok(Tls { key, required: self.required })
     }
 
@@ -96,19 +85,14 @@ impl VolumeRecord {
 
     /// The key of each host that has one.
     pub fn tls_keys(&self) -> impl Iterator<Item = (HostSecretContext<'_>, &StoredTls)> {
-        self.tls_by_host
-            .iter()
-            .map(|(host, stored)| (HostSecretContext { volume: self.id, host }, stored))
+        of_each_host(self.id, &self.tls_by_host)
     }
 
     /// The same, mutable.
     pub fn tls_keys_mut(
         &mut self,
     ) -> impl Iterator<Item = (HostSecretContext<'_>, &mut StoredTls)> {
-        let volume = self.id;
-        self.tls_by_host
-            .iter_mut()
-            .map(move |(host, stored)| (HostSecretContext { volume, host }, stored))
+        of_each_host_mut(self.id, &mut self.tls_by_host)
     }
 }
 

@@ -118,7 +118,7 @@ fn a_volume_whose_nvme_hosts_have_secrets() {
     v.access.initiators = vec![one.parse().unwrap()];
     assert_eq!(lines(&v), [1], "what would be refused is not shown");
     v.access.initiators = vec![];
-    assert_eq!(lines(&v), [1, 2], "nobody is allowed yet");
+    assert_eq!(lines(&v), [1, 2], "no initiator is allowed yet");
     v.access.dhchap_hosts = vec![];
     assert_eq!(lines(&v), [0]);
 }
@@ -149,7 +149,7 @@ fn a_volume_whose_nvme_hosts_have_keys_of_tls() {
     v.access.initiators = vec![by_name.parse().unwrap()];
     assert_eq!(lines(&v), [0, 0, 0, 1]);
     v.access.initiators = vec![];
-    assert_eq!(lines(&v), [1, 1, 0, 1], "nobody is allowed yet");
+    assert_eq!(lines(&v), [1, 1, 0, 1], "no initiator is allowed yet");
     v.access.tls_hosts = vec![key(&may, false)];
     v.access.initiators = vec![Initiator::Any];
     assert_eq!(lines(&v), [1, 1, 0, 2], "the one with the key may come as well");

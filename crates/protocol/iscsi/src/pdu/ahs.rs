@@ -33,7 +33,7 @@ impl<'a> AdditionalHeaders<'a> {
     /// Reads the additional header segments of a SCSI command.
     ///
     /// # Errors
-    /// [`BadSegments`] for lengths that do not fit, types that are not defined (their meaning
+    /// `BadSegments` for lengths that do not fit, types that are not defined (their meaning
     /// could change the command's) and segments that come twice.
     pub fn parse(mut bytes: &'a [u8]) -> Result<Self, BadSegments> {
         let mut out = Self::default();

@@ -22,29 +22,10 @@ use iscsi::pdu::{
 };
 use iscsi::{Digests, Tag};
 use rt::buf::{Account, BufferPool, MemoryClass};
+use testkit::Script;
 
 /// The step that answers a login.
 pub(crate) const LOGIN: u8 = 1;
-
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
-    }
-
-    /// Once in a while: for what ends the connection, so that most scripts come far.
-    fn is_rare(&mut self) -> bool {
-        self.byte() > 0xf8
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-}
 
 /// A command in flight, as the target knows it.
 #[derive(Clone, Copy)]
@@ -74,7 +55,7 @@ struct World {
 
 /// Plays `script`.
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let (bits, sizes) = (script.byte(), script.byte());
     let limits = Limits {
         max_segment: [512, 4096, 8192, 65_536][usize::from(sizes & 3)],
@@ -117,7 +98,7 @@ pub(crate) fn run(script: &[u8]) {
     };
     script.byte();
     for _ in 0..400 {
-        if script.0.is_empty() {
+        if script.is_empty() {
             break;
         }
         world.step(&mut script);
@@ -249,8 +230,8 @@ impl World {
         let which = usize::from(script.byte());
         if script.is_rare() {
             let (itt, opcode) = (script.byte().into(), Opcode::ScsiCommand);
-            let nobody = Known { itt, opcode, bytes: 512, reads: true, moved: 0, pdus: 0 };
-            return Some((usize::MAX, nobody));
+            let unknown = Known { itt, opcode, bytes: 512, reads: true, moved: 0, pdus: 0 };
+            return Some((usize::MAX, unknown));
         }
         let all: Vec<usize> = (0..self.known.len()).filter(|i| wanted(&self.known[*i])).collect();
         let index = *all.get(which % all.len().max(1))?;
@@ -410,16 +391,8 @@ impl World {
     }
 
     fn feed(&mut self, bytes: &[u8]) {
-        let mut at = 0;
-        while at < bytes.len()
-            && let Some(space) = self.conn.receive_space()
-        {
-            assert!(!space.is_empty(), "an empty space would mean end of stream");
-            let n = self.portion.min(space.len()).min(bytes.len() - at);
-            space[..n].copy_from_slice(&bytes[at..at + n]);
-            self.conn.on_received(n);
-            at += n;
-        }
+        let portion = self.portion;
+        let at = testkit::machine::feed(&mut self.conn, bytes, &mut || portion);
         assert!(at == bytes.len() || self.conn.is_closing(), "it takes all that comes");
     }
 

@@ -18,7 +18,9 @@ use iscsi::pdu::{
 };
 use iscsi::testing::ScriptedInitiator;
 
-use super::pair::{Memory, bytes, completion, config, feed, fresh, pattern, scsi, take};
+use super::pair::{completion, config, fresh, pattern, scsi};
+use testkit::machine::{feed, take};
+use testkit::{PayloadMemory, flat};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -27,9 +29,9 @@ struct Victim {
     conn: Connection,
     /// How PDUs are put together.
     form: ScriptedInitiator,
-    memory: Memory,
+    memory: PayloadMemory,
     stat_sn: u32,
-    /// What the initiator has said and nobody has looked at.
+    /// What the initiator has sent and the script has not looked at.
     heard: Vec<u8>,
 }
 
@@ -50,7 +52,7 @@ impl Victim {
         let mut victim = Self {
             conn: Connection::new(Arc::new(config), fresh()),
             form: ScriptedInitiator::default(),
-            memory: Memory::new(),
+            memory: PayloadMemory::new(),
             stat_sn: 1,
             heard: Vec::new(),
         };
@@ -190,7 +192,7 @@ fn valid_pdus_are_accepted() {
         v.tell(last, &data[8001..]);
         let done = v.done().unwrap();
         assert_eq!(completion(&done).residual, Residual::Under(1000));
-        assert_eq!((done.transferred, &bytes(&done.buffers)[..9000]), (9000, &data[..]));
+        assert_eq!((done.transferred, &flat(&done.buffers)[..9000]), (9000, &data[..]));
 
         let itt = v.read(512);
         let mut check = Victim::response(itt);
@@ -312,7 +314,7 @@ fn clause_11_7_5_a_data_in_is_missing() {
 }
 
 /// 13.12: segments are no longer than declared. Sequences that are longer than agreed on (13.13)
-/// harm nobody, and tgt sends them.
+/// are harmless, and tgt sends them.
 #[test]
 fn clause_13_12_a_segment_longer_than_declared() {
     broken(false, |v| {
@@ -432,7 +434,7 @@ fn clause_11_4_invalid_responses() {
     assert_eq!((completion(&done).sense.len(), completion(&done).response), (252, 1));
 }
 
-/// A success for a read of which half has come says how much: the rest is somebody's old data.
+/// A success for a read of which half has come says how much: the rest is data of an older command.
 #[test]
 fn a_partial_read_is_reported() {
     let mut v = Victim::ready(false);
@@ -560,7 +562,7 @@ fn clause_11_2_1_pdus_that_do_not_belong() {
     });
 }
 
-/// 11.19: answers to pings that nobody has sent; pings without end.
+/// 11.19: answers to pings that were not sent; pings without end.
 #[test]
 fn clause_11_19_pings() {
     let ping = |ttt: u32| {
@@ -596,7 +598,7 @@ fn clause_11_19_pings() {
     v.refuses(1);
 }
 
-/// 11.11: text that ends and goes on, that nobody has asked for, without end.
+/// 11.11: text that ends and goes on, that was not asked for, without end.
 #[test]
 fn clause_11_11_text() {
     let text = |itt: u32, flags: u8, ttt: u32| {
@@ -637,7 +639,7 @@ fn clause_11_11_text() {
     assert_eq!(v.done().unwrap().outcome, Ok(Answer::Text(b"A=1\0".to_vec())));
 }
 
-/// 11.6, 11.15: answers to what nobody has asked.
+/// 11.6, 11.15: answers to requests that were not sent.
 #[test]
 fn clause_11_6_responses_to_other_requests() {
     broken(false, |v| {

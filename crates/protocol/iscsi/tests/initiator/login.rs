@@ -11,7 +11,8 @@ use iscsi::target::{self, Auth, ChapPolicy};
 use iscsi::testing::ScriptedInitiator;
 use iscsi::text::Pairs;
 
-use super::pair::{Pair, config, feed, fresh, take};
+use super::pair::{Pair, config, fresh};
+use testkit::machine::{feed, take};
 
 fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes()).unwrap()
@@ -160,7 +161,7 @@ fn operational() -> Script {
     script
 }
 
-/// RFC 7143 6.2: answers in parts, keys that nobody knows, a target that is not ready at once.
+/// RFC 7143 6.2: answers in parts, unknown keys, a target that is not ready at once.
 #[test]
 fn clause_6_2_a_target_takes_its_time() {
     let mut script = Script::new(config());
@@ -293,7 +294,7 @@ fn clause_11_13_5_refused_or_moved() {
     script.violates();
 }
 
-/// RFC 7143 12.1.3: a target that asks for what there is not, or answers what nobody has asked.
+/// RFC 7143 12.1.3: a target that asks for what there is not, or answers what was not asked.
 #[test]
 fn clause_12_1_3_a_target_that_cheats() {
     let both = || Config {

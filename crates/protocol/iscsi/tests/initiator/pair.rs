@@ -12,45 +12,8 @@ use iscsi::params::Limits;
 use iscsi::testing::{BLOCK, Driver};
 use iscsi::{Digests, Tag, target};
 use proptest::prelude::*;
-use rt::buf::{Account, BufferPool, Bufs, BufsMut, MemoryClass};
-
-/// Memory for data, in pieces that begin and end anywhere.
-pub(crate) struct Memory(Account);
-
-impl Memory {
-    pub(crate) fn new() -> Self {
-        Self(BufferPool::new(32 << 20).unwrap().account())
-    }
-
-    pub(crate) fn room(&self, length: usize) -> BufsMut {
-        let mut out = BufsMut::new();
-        let mut left = length;
-        for cut in [1usize, 511, 3000].into_iter().cycle() {
-            if left == 0 {
-                break;
-            }
-            let credit = self.0.try_credit(4096, MemoryClass::LocalIo).expect("enough of it");
-            out.extend(credit.alloc(cut.min(left)));
-            left -= cut.min(left);
-        }
-        out
-    }
-
-    pub(crate) fn holding(&self, bytes: &[u8]) -> Bufs {
-        let mut room = self.room(bytes.len());
-        let mut left = bytes;
-        for piece in &mut room {
-            let (now, later) = left.split_at(piece.len());
-            piece.copy_from_slice(now);
-            left = later;
-        }
-        room.into()
-    }
-}
-
-pub(crate) fn bytes(buffers: &BufsMut) -> Vec<u8> {
-    buffers.iter().flat_map(|b| b.to_vec()).collect()
-}
+use testkit::machine::{feed, take};
+use testkit::{PayloadMemory, flat};
 
 pub(crate) fn pattern(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|i| (i * 31 + i / 512 + seed * 7) as u8).collect()
@@ -80,31 +43,6 @@ pub(crate) fn completion(done: &CompletedRequest) -> &Completion {
     match done.outcome.as_ref().expect("an answer") {
         Answer::Scsi(completion) => completion,
         other => panic!("{other:?}"),
-    }
-}
-
-pub(crate) fn take(conn: &mut impl Machine, portion: &mut dyn FnMut() -> usize) -> Vec<u8> {
-    let mut out = Vec::new();
-    while !conn.output().is_empty() {
-        let queue = conn.output();
-        let n = portion().clamp(1, queue.len());
-        let flat: Vec<u8> = queue.slices().flat_map(|s| s.to_vec()).take(n).collect();
-        queue.advance(n);
-        out.extend(flat);
-    }
-    out
-}
-
-pub(crate) fn feed(conn: &mut Connection, bytes: &[u8], portion: &mut dyn FnMut() -> usize) {
-    let mut at = 0;
-    while at < bytes.len()
-        && let Some(space) = conn.receive_space()
-    {
-        assert!(!space.is_empty(), "an empty space would mean end of stream");
-        let n = portion().clamp(1, space.len()).min(bytes.len() - at);
-        space[..n].copy_from_slice(&bytes[at..at + n]);
-        conn.on_received(n);
-        at += n;
     }
 }
 
@@ -265,7 +203,12 @@ const GOOD: Expected =
     Expected { status: 0, key: None, moved: 0, residual: Residual::None, data: None };
 
 /// The command of a step in the share of `place`, and what becomes of it and of `model`.
-fn command(step: &Step, place: usize, model: &mut [u8], memory: &Memory) -> (Command, Expected) {
+fn command(
+    step: &Step,
+    place: usize,
+    model: &mut [u8],
+    memory: &PayloadMemory,
+) -> (Command, Expected) {
     let here = |at: usize| place * SHARE + at;
     let span = |at: usize, blocks: usize| here(at) * BLOCK..(here(at) + blocks) * BLOCK;
     match *step {
@@ -345,7 +288,7 @@ fn batch(
     pair: &mut Pair,
     steps: &[Step],
     model: &mut [u8],
-    memory: &Memory,
+    memory: &PayloadMemory,
     portion: &mut dyn FnMut() -> usize,
 ) {
     let mut expected: Vec<(Tag, Expected)> = Vec::new();
@@ -364,7 +307,7 @@ fn batch(
         assert_eq!((got.response, got.status, key), (0, expect.status, expect.key));
         assert_eq!((done.transferred, got.residual), (expect.moved, expect.residual));
         if let Some(data) = expect.data {
-            let read = bytes(&done.buffers);
+            let read = flat(&done.buffers);
             assert!(read[..data.len()] == data, "a read returns what was written");
         }
     }
@@ -379,7 +322,7 @@ proptest! {
         batches in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..5),
         cuts in prop::collection::vec(prop_oneof![1usize..90, 1usize..20_000], 1..40),
     ) {
-        let memory = Memory::new();
+        let memory = PayloadMemory::new();
         let mut pair = Pair::logged_in(host, target);
         let mut model = pair.driver.disk.clone();
         let mut at = 0;
@@ -405,7 +348,7 @@ proptest! {
         out in 0usize..60_000,
         back in 0usize..60_000,
     ) {
-        let memory = Memory::new();
+        let memory = PayloadMemory::new();
         let mut pair = Pair::logged_in(host, target);
         let before = pair.driver.disk.clone();
         let mut model = before.clone();

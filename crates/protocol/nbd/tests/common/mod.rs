@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use block::{Account, BufferPool, Bufs, BufsMut, MemoryClass};
-use frame::Machine;
 use nbd::message::{
     OPTION_MAGIC, Opt, OptionHeader, OptionReply, REPLY_MAGIC, REQUEST_MAGIC, Rep, Request,
 };
 use nbd::server::{Action, Answer, Command, Config, Connection};
 use nbd::{BlockStatusExtent, Errno, Export, SizeConstraints, Tag};
+use testkit::PayloadMemory;
+use testkit::machine::{feed, take};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) const BYTES: u64 = 1 << 20;
@@ -31,87 +31,10 @@ pub(crate) fn config(exports: &[Export]) -> Config {
     Config { max_in_flight: 8, ..Config::new(Arc::from(exports)) }
 }
 
-/// Memory for payload, in pieces that begin and end anywhere.
-pub(crate) struct Memory(Account);
-
-impl Memory {
-    pub(crate) fn new() -> Self {
-        Self(BufferPool::new(64 << 20).unwrap().account())
-    }
-
-    pub(crate) fn room(&self, length: usize) -> BufsMut {
-        let mut out = BufsMut::new();
-        let mut left = length;
-        for cut in [1usize, 511, 3000, 4096].into_iter().cycle() {
-            if left == 0 {
-                break;
-            }
-            let credit = self.0.try_credit(4096, MemoryClass::LocalIo).expect("enough of it");
-            out.extend(credit.alloc(cut.min(left)));
-            left -= cut.min(left);
-        }
-        out
-    }
-
-    pub(crate) fn holding(&self, bytes: &[u8]) -> Bufs {
-        let mut room = self.room(bytes.len());
-        let mut left = bytes;
-        for piece in &mut room {
-            let (now, later) = left.split_at(piece.len());
-            piece.copy_from_slice(now);
-            left = later;
-        }
-        room.into()
-    }
-}
-
-pub(crate) fn bytes(buffers: &BufsMut) -> Vec<u8> {
-    buffers.iter().flat_map(|b| b.to_vec()).collect()
-}
-
-/// Takes all that a machine wants to send.
-pub(crate) fn take(machine: &mut impl Machine, portion: &mut dyn FnMut() -> usize) -> Vec<u8> {
-    let mut out = Vec::new();
-    while !machine.output().is_empty() {
-        let queue = machine.output();
-        let n = portion().clamp(1, queue.len());
-        let mut left = n;
-        for slice in queue.slices() {
-            let now = left.min(slice.len());
-            out.extend(&slice[..now]);
-            left -= now;
-            if left == 0 {
-                break;
-            }
-        }
-        queue.advance(n);
-    }
-    out
-}
-
-/// Gives a machine what it takes; how much that was.
-pub(crate) fn feed(
-    machine: &mut impl Machine,
-    bytes: &[u8],
-    portion: &mut dyn FnMut() -> usize,
-) -> usize {
-    let mut at = 0;
-    while at < bytes.len()
-        && let Some(space) = machine.receive_space()
-    {
-        assert!(!space.is_empty(), "an empty space would mean end of stream");
-        let n = portion().clamp(1, space.len()).min(bytes.len() - at);
-        space[..n].copy_from_slice(&bytes[at..at + n]);
-        machine.on_received(n);
-        at += n;
-    }
-    at
-}
-
 /// A server's machine, and the export behind it.
 pub(crate) struct Served {
     pub(crate) machine: Connection,
-    pub(crate) memory: Memory,
+    pub(crate) memory: PayloadMemory,
     pub(crate) disk: Vec<u8>,
     pub(crate) holes: Vec<bool>,
     /// Commands that were carried out.
@@ -125,7 +48,7 @@ impl Served {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             machine: Connection::new(config),
-            memory: Memory::new(),
+            memory: PayloadMemory::new(),
             disk: vec![0; BYTES as usize],
             holes: vec![true; (BYTES / 512) as usize],
             ran: Vec::new(),

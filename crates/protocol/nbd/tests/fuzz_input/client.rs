@@ -16,30 +16,11 @@ use nbd::client::{Config, Connection, Op, Reply};
 use nbd::message::{
     CHUNK_MAGIC, Chunk, Opt, OptionReply, REPLY_MAGIC, Rep, SIMPLE_REPLY_MAGIC, SimpleReply, flag,
 };
+use testkit::Script;
 use zerocopy::IntoBytes;
 
 /// The step in which it acts as an honest server up to the end of the handshake.
 pub(crate) const AGREE: u8 = 1;
-
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
-    }
-
-    /// Once in a while: for what ends the connection, so that most scripts come far.
-    fn is_rare(&mut self) -> bool {
-        self.byte() > 0xf8
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_be_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-}
 
 /// A command, as the server knows it.
 #[derive(Clone, Copy)]
@@ -67,7 +48,7 @@ struct World {
 
 /// Plays `script`.
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let structured = script.byte() & 1 == 1;
     let config = Config { structured, max_in_flight: 8, ..Config::new("disk") };
     let mut world = World {
@@ -81,7 +62,7 @@ pub(crate) fn run(script: &[u8]) {
         next_cookie: None,
     };
     for _ in 0..400 {
-        if script.0.is_empty() {
+        if script.is_empty() {
             break;
         }
         world.step(&mut script);
@@ -118,16 +99,8 @@ impl World {
     }
 
     fn hear(&mut self, bytes: &[u8]) {
-        let mut at = 0;
-        while at < bytes.len()
-            && let Some(space) = self.conn.receive_space()
-        {
-            assert!(!space.is_empty(), "an empty space would mean end of stream");
-            let n = space.len().min(bytes.len() - at).min(self.portion);
-            space[..n].copy_from_slice(&bytes[at..at + n]);
-            self.conn.on_received(n);
-            at += n;
-        }
+        let portion = self.portion;
+        let at = testkit::machine::feed(&mut self.conn, bytes, &mut || portion);
         assert!(at == bytes.len() || self.conn.is_closing(), "a client takes all");
     }
 
@@ -206,7 +179,7 @@ impl World {
     fn pick(&mut self, script: &mut Script<'_>, wanted: fn(&Known) -> bool) -> Option<usize> {
         let which = usize::from(script.byte());
         if script.is_rare() {
-            self.next_cookie = Some(script.word().into());
+            self.next_cookie = Some(u32::from_be_bytes(script.bytes()).into());
         }
         let all: Vec<usize> = (0..self.known.len()).filter(|i| wanted(&self.known[*i])).collect();
         all.get(which % all.len().max(1)).copied()
@@ -239,7 +212,11 @@ impl World {
         }
         let length = (len - moved).min(1 + u32::from(script.byte()) * 90);
         let length = if spoil == 1 { length + 9 } else { length };
-        let offset = if spoil == 2 { script.word().into() } else { at + u64::from(moved) };
+        let offset = if spoil == 2 {
+            u32::from_be_bytes(script.bytes()).into()
+        } else {
+            at + u64::from(moved)
+        };
         let last = moved + length >= len;
         let flags = if spoil == 3 { 1 } else { u16::from(last && spoil & 8 == 0) };
         self.known[index].moved += length;
@@ -258,7 +235,7 @@ impl World {
     fn status(&mut self, script: &mut Script<'_>) {
         let Some(index) = self.pick(script, |k| k.status) else { return self.submit(script) };
         let Known { cookie, len, .. } = self.known.swap_remove(index);
-        let length = if script.is_rare() { script.word() } else { len };
+        let length = if script.is_rare() { u32::from_be_bytes(script.bytes()) } else { len };
         let words = [7, length, u32::from(script.byte())].map(u32::to_be_bytes).concat();
         self.chunk(1, 5, cookie, 12, &words);
     }

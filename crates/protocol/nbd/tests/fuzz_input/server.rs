@@ -22,6 +22,7 @@ use nbd::message::{
 };
 use nbd::server::{Action, Answer, Command, Config, Connection, OUTPUT_HIGH_BYTES};
 use nbd::{BlockStatusExtent, Errno, Export, SizeConstraints, Tag};
+use testkit::Script;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The steps that agree on structured replies and choose the export.
@@ -32,26 +33,6 @@ pub(crate) const GO: u8 = 2;
 const BYTES: u64 = 1 << 20;
 const PAYLOAD: u32 = 64 << 10;
 const IN_FLIGHT: u16 = 6;
-
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
-    }
-
-    /// Once in a while: for what ends the connection, so that most scripts come far.
-    fn is_rare(&mut self) -> bool {
-        self.byte() > 0xf8
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_be_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-}
 
 struct World {
     conn: Connection,
@@ -72,7 +53,7 @@ struct World {
 
 /// Plays `script`.
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let export = Export {
         name: "disk".to_owned(),
         description: "described".to_owned(),
@@ -99,7 +80,7 @@ pub(crate) fn run(script: &[u8]) {
         chosen: false,
     };
     for _ in 0..400 {
-        if script.0.is_empty() {
+        if script.is_empty() {
             break;
         }
         world.step(&mut script);
@@ -173,11 +154,14 @@ impl World {
         }
         let flags = if spoil & 1 == 0 { 0 } else { u16::from(script.byte() & 0x3f) };
         let offset = match spoil >> 6 {
-            3 => u64::from(script.word()) << 32 | u64::from(script.word()),
+            3 => {
+                u64::from(u32::from_be_bytes(script.bytes())) << 32
+                    | u64::from(u32::from_be_bytes(script.bytes()))
+            }
             _ => u64::from(script.byte()) * 512,
         };
         let length = match spoil >> 1 & 7 {
-            0 => script.word() & 0x3_ffff,
+            0 => u32::from_be_bytes(script.bytes()) & 0x3_ffff,
             1 => 0,
             _ => u32::from(script.byte()) * 512,
         };
@@ -337,8 +321,8 @@ impl World {
     fn finish(mut self) {
         for _ in 0..10_000 {
             self.drain(usize::MAX);
-            self.grant(&mut Script(&[]));
-            self.answer(&mut Script(&[]));
+            self.grant(&mut Script::new(&[]));
+            self.answer(&mut Script::new(&[]));
             self.push();
             self.collect();
             let idle = self.grants.is_empty() && self.running.is_empty();

@@ -12,8 +12,8 @@ use super::secret::Secret;
 /// SC_C, which the proof covers: no secure channel concatenation.
 const NO_CONCATENATION: u8 = 0;
 
-/// The response to a challenge. Never printed: an expected response would authenticate whoever sees
-/// it.
+/// The response to a challenge. Never printed: an expected response would authenticate any reader
+/// of the log.
 #[derive(Clone)]
 pub(super) struct Proof(Tag);
 

@@ -1,4 +1,4 @@
-//! A host and a controller, and between them somebody who keeps, changes, repeats and invents
+//! A host and a controller, and between them an attacker who keeps, changes, repeats and invents
 //! messages as a script says, but does not know the secrets.
 
 use std::num::NonZeroU32;

@@ -13,7 +13,7 @@ pub(crate) const HOST: &str =
     "nqn.2014-08.org.nvmexpress:uuid:4a6c2d1e-0000-4000-8000-0123456789ab";
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-01.io.example:subsystem";
 
-/// Secrets of a host, of a controller, and of nobody.
+/// Secrets of a host, of a controller, and of neither.
 pub(crate) const HOST_SECRET: &str = "DHHC-1:00:ERgfJi00O0JJUFdeZWxzeoGIj5adpKuyucDHztXc4+oQKkVI:";
 pub(crate) const CONTROLLER_SECRET: &str =
     "DHHC-1:01:g4qRmJ+mrbS7wsnQ197l7PP6AQgPFh0kKzI5QEdOVVxwYX7k:";

@@ -409,7 +409,7 @@ fn a_host_may_give_up() {
     assert!(pair.send(&failure2).is_none());
     assert_eq!(pair.responder.failure(), Some(AuthFailure::RefusedByPeer(PAYLOAD)));
     assert!(!pair.responder.is_authenticated());
-    // Whoever goes on nevertheless hears no more than that.
+    // A host that goes on nevertheless is told no more than that.
     let negotiate = pair.negotiate.clone();
     let answer = pair.ask(&negotiate);
     assert_eq!(answer[..2], [0, 0xf1]);

@@ -19,30 +19,11 @@ use nvme::pdu::{
     PduType, R2t, TermReq,
 };
 use nvme::{Digests, Sqe};
+use testkit::Script;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The step that sends ICResp.
 pub(crate) const IC_RESP: u8 = 1;
-
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
-    }
-
-    /// Once in a while: for what ends the connection, so that most scripts come far.
-    fn is_rare(&mut self) -> bool {
-        self.byte() > 0xf8
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-}
 
 /// A command in flight, as the controller knows it.
 #[derive(Clone, Copy)]
@@ -67,7 +48,7 @@ struct World {
 
 /// Plays `script`.
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let (bits, alignment) = (script.byte() & 3, script.byte() % 32);
     let digests = Digests { header: bits & 1 != 0, data: bits & 2 != 0 };
     let config = Config {
@@ -88,7 +69,7 @@ pub(crate) fn run(script: &[u8]) {
         sent: Vec::new(),
     };
     for _ in 0..400 {
-        if script.0.is_empty() {
+        if script.is_empty() {
             break;
         }
         world.step(&mut script);
@@ -268,16 +249,8 @@ impl World {
     }
 
     fn feed(&mut self, bytes: &[u8]) {
-        let mut at = 0;
-        while at < bytes.len()
-            && let Some(space) = self.conn.receive_space()
-        {
-            assert!(!space.is_empty(), "an empty space would mean end of stream");
-            let n = self.portion.min(space.len()).min(bytes.len() - at);
-            space[..n].copy_from_slice(&bytes[at..at + n]);
-            self.conn.on_received(n);
-            at += n;
-        }
+        let portion = self.portion;
+        testkit::machine::feed(&mut self.conn, bytes, &mut || portion);
     }
 
     fn collect(&mut self) {

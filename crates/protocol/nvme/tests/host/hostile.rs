@@ -16,8 +16,9 @@ use nvme::testing::ScriptedHost;
 use nvme::{Digests, Sqe, Status};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::pair::{Memory, bytes, feed, take};
 use crate::common::pattern;
+use testkit::machine::{feed, take};
+use testkit::{PayloadMemory, flat};
 
 const S: Duration = Duration::from_secs(1);
 const FIELD: FatalError = FatalError::InvalidHeaderField;
@@ -27,8 +28,8 @@ struct Victim {
     conn: Connection,
     /// How the controller puts PDUs together.
     form: ScriptedHost,
-    memory: Memory,
-    /// What the host has said and nobody has looked at.
+    memory: PayloadMemory,
+    /// What the host has sent and the script has not looked at.
     heard: Vec<u8>,
 }
 
@@ -39,7 +40,12 @@ impl Victim {
         conn.on_timer(Duration::ZERO);
         let heard = take(&mut conn, &mut || usize::MAX);
         assert_eq!(heard.len(), 128, "ICReq");
-        Self { conn, form: ScriptedHost::default(), memory: Memory::new(), heard: Vec::new() }
+        Self {
+            conn,
+            form: ScriptedHost::default(),
+            memory: PayloadMemory::new(),
+            heard: Vec::new(),
+        }
     }
 
     /// With digests or without, ready for commands.
@@ -312,7 +318,7 @@ fn commands_that_are_not_in_flight_are_fatal() {
     after.data(cid, 0, &[7; 512], FLAG_LAST);
     after.refuses(FIELD, 8);
 
-    // One that has been submitted and of which nothing has been sent: nobody can know of it.
+    // One that has been submitted and of which nothing has been sent: no controller knows of it.
     let mut early = Victim::ready(false);
     early.conn.submit(flush()).unwrap();
     early.respond(0x1000, Status::SUCCESS);
@@ -506,7 +512,7 @@ fn a_wrong_data_digest_fails_the_command_only() {
         victim.data(other, 0, &[3; 512], FLAG_LAST | FLAG_SUCCESS);
         let done = victim.done().expect("the other one as well");
         assert!(done.outcome.unwrap().status.is_success());
-        assert_eq!((done.transferred, bytes(&done.buffers)), (512, vec![3; 512]));
+        assert_eq!((done.transferred, flat(&done.buffers)), (512, vec![3; 512]));
         assert_eq!(victim.conn.close_reason(), None);
     }
 }
@@ -519,7 +525,7 @@ fn a_read_may_come_short() {
     victim.data(cid, 0, &[1; 512], FLAG_LAST | FLAG_SUCCESS);
     let done = victim.done().unwrap();
     assert!(done.outcome.unwrap().status.is_success());
-    assert_eq!((done.transferred, bytes(&done.buffers)[..512].to_vec()), (512, vec![1; 512]));
+    assert_eq!((done.transferred, flat(&done.buffers)[..512].to_vec()), (512, vec![1; 512]));
 }
 
 /// 3.6.2.5: the controller may find this side at fault.

@@ -1,54 +1,17 @@
 //! A host and our own controller, byte by byte.
 
-use block::{Account, BufferPool, Bufs, BufsMut, MemoryClass};
 use frame::Machine;
 use nvme::entry::NvmOpcode;
 use nvme::fabrics::Property;
 use nvme::host::{Command, CompletedCommand, Config, Connection, LostCommand, Payload};
 use nvme::{Completion, Digests, Sqe, Status, Tag};
 use proptest::prelude::*;
+use testkit::machine::{feed, take};
+use testkit::{PayloadMemory, flat};
 use zerocopy::IntoBytes;
 
 use crate::common::driver::Target;
 use crate::common::{BLOCKS, connect, pattern, rw};
-
-/// Memory for payload, in pieces that begin and end anywhere.
-pub(crate) struct Memory(Account);
-
-impl Memory {
-    pub(crate) fn new() -> Self {
-        Self(BufferPool::new(32 << 20).unwrap().account())
-    }
-
-    pub(crate) fn room(&self, length: usize) -> BufsMut {
-        let mut out = BufsMut::new();
-        let mut left = length;
-        for cut in [1usize, 511, 3000].into_iter().cycle() {
-            if left == 0 {
-                break;
-            }
-            let credit = self.0.try_credit(4096, MemoryClass::LocalIo).expect("enough of it");
-            out.extend(credit.alloc(cut.min(left)));
-            left -= cut.min(left);
-        }
-        out
-    }
-
-    pub(crate) fn holding(&self, bytes: &[u8]) -> Bufs {
-        let mut room = self.room(bytes.len());
-        let mut left = bytes;
-        for piece in &mut room {
-            let (now, later) = left.split_at(piece.len());
-            piece.copy_from_slice(now);
-            left = later;
-        }
-        room.into()
-    }
-}
-
-pub(crate) fn bytes(buffers: &BufsMut) -> Vec<u8> {
-    buffers.iter().flat_map(|b| b.to_vec()).collect()
-}
 
 /// One queue, both ends.
 pub(crate) struct Pair {
@@ -92,38 +55,6 @@ impl Pair {
     }
 }
 
-pub(crate) fn take(host: &mut Connection, portion: &mut dyn FnMut() -> usize) -> Vec<u8> {
-    let mut out = Vec::new();
-    while !host.output().is_empty() {
-        let queue = host.output();
-        let n = portion().clamp(1, queue.len());
-        let mut left = n;
-        for slice in queue.slices() {
-            let now = left.min(slice.len());
-            out.extend(&slice[..now]);
-            left -= now;
-            if left == 0 {
-                break;
-            }
-        }
-        queue.advance(n);
-    }
-    out
-}
-
-pub(crate) fn feed(host: &mut Connection, bytes: &[u8], portion: &mut dyn FnMut() -> usize) {
-    let mut at = 0;
-    while at < bytes.len()
-        && let Some(space) = host.receive_space()
-    {
-        assert!(!space.is_empty(), "an empty space would mean end of stream");
-        let n = portion().clamp(1, space.len()).min(bytes.len() - at);
-        space[..n].copy_from_slice(&bytes[at..at + n]);
-        host.on_received(n);
-        at += n;
-    }
-}
-
 fn ok(done: &CompletedCommand) -> Completion {
     let completion = done.outcome.expect("an answer");
     assert!(completion.status.is_success(), "{done:?}");
@@ -133,7 +64,7 @@ fn ok(done: &CompletedCommand) -> Completion {
 /// An association: admin queue and an I/O queue.
 fn associate(
     target: &mut Target,
-    memory: &Memory,
+    memory: &PayloadMemory,
     host: Config,
     controller: nvme::Config,
     flow_control: bool,
@@ -199,7 +130,12 @@ fn of(status: Status) -> Expected {
 }
 
 /// The command of a step in the share of `place`, and what becomes of it and of `model`.
-fn command(step: &Step, place: u64, model: &mut [u8], memory: &Memory) -> (Sqe, Payload, Expected) {
+fn command(
+    step: &Step,
+    place: u64,
+    model: &mut [u8],
+    memory: &PayloadMemory,
+) -> (Sqe, Payload, Expected) {
     let here = |at: u64| place * SHARE + at;
     let span = |at: u64, blocks: u32| {
         let start = here(at) as usize * 512;
@@ -282,7 +218,7 @@ fn batch(
     target: &mut Target,
     steps: &[Step],
     model: &mut [u8],
-    memory: &Memory,
+    memory: &PayloadMemory,
     portion: &mut dyn FnMut() -> usize,
 ) {
     let mut expected: Vec<(Tag, Expected)> = Vec::new();
@@ -302,7 +238,7 @@ fn batch(
         let status = done.outcome.expect("an answer").status.code();
         assert_eq!((status, done.transferred), (expect.status, expect.moved));
         if let Some(data) = expect.data {
-            assert!(bytes(&done.buffers) == data, "a read returns what was written");
+            assert!(flat(&done.buffers) == data, "a read returns what was written");
         }
     }
 }
@@ -316,7 +252,7 @@ proptest! {
         batches in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..5),
         cuts in prop::collection::vec(prop_oneof![1usize..90, 1usize..20_000], 1..40),
     ) {
-        let (mut target, memory) = (Target::default(), Memory::new());
+        let (mut target, memory) = (Target::default(), PayloadMemory::new());
         let (_admin, mut io) = associate(&mut target, &memory, host, controller, flow_control);
         let mut model = vec![0; BLOCKS as usize * 512];
         let mut at = 0;
@@ -340,7 +276,7 @@ proptest! {
         bytes_out in 0usize..60_000,
         bytes_in in 0usize..60_000,
     ) {
-        let (mut target, memory) = (Target::default(), Memory::new());
+        let (mut target, memory) = (Target::default(), PayloadMemory::new());
         let (_admin, mut io) = associate(&mut target, &memory, host, controller, flow_control);
         let mut model = vec![0; BLOCKS as usize * 512];
         let mut tags = Vec::new();

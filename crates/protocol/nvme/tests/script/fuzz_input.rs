@@ -25,28 +25,10 @@ use nvme::{
     IoCommand, IoWork, Limits, Namespace, Role, Sqe, Status, Subsystem, Tag,
 };
 use reservation::{Change, Initiator, ItNexus, Table};
+use testkit::Script;
 use zerocopy::{FromBytes, IntoBytes};
 
 const SUBNQN: &str = "nqn.a";
-
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n).map(|_| self.byte()).collect()
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Plan {
@@ -110,7 +92,7 @@ fn namespace(blocks: u64) -> Namespace {
 
 /// Plays `script`.
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let subsystem = Subsystem {
         nqn: SUBNQN.into(),
         serial: "1".into(),
@@ -130,7 +112,7 @@ pub(crate) fn run(script: &[u8]) {
     };
     world.open();
     for _ in 0..400 {
-        if script.0.is_empty() {
+        if script.is_empty() {
             break;
         }
         world.step(&mut script);
@@ -164,7 +146,7 @@ impl World {
         match what & 0x1f {
             0 => {
                 let n = usize::from(script.byte());
-                let bytes = script.bytes(n);
+                let bytes = script.many(n);
                 self.feed(link, &bytes);
             }
             1 => self.ic_req(link, script),
@@ -344,7 +326,7 @@ impl World {
                         l.running.push((tag, data));
                     }
                     if self.eager {
-                        self.end_one(link, &mut Script(&[]));
+                        self.end_one(link, &mut Script::new(&[]));
                     }
                 }
                 Action::CommandRefused { .. } => {}

@@ -148,10 +148,10 @@ fn senseless_fields_are_refused() {
         (92, &[1], "filling"),                  // an ISID of a host's
         (98, &[1], "filling"),                  // reserved
         (100, &[0, 0], "RESERVE"),              // RESERVEd with registrations
-        (104, &[1], "filling"),                 // an ISID of nobody's
+        (104, &[1], "filling"),                 // an ISID without an initiator
         (112, &[0xff, 0xff], "ok"),             // no author
         (124, &[1], "filling"),                 // reserved
-        (FIRST, &[0xff, 0xff], "registration"), // of nobody
+        (FIRST, &[0xff, 0xff], "registration"), // without a host
         (FIRST, &[1], "order of registrations"),
         (FIRST + 10, &[1], "filling"), // reserved
         (FIRST + 12, &[2], "filling"), // an unknown flag

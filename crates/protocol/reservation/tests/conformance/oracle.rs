@@ -8,6 +8,7 @@ use reservation::{
     Change, Initiator, InvalidField, ItNexus, Notification, Notifications, NvmeRegisterAction,
     ReservationError, ReservationType, Rights, Table,
 };
+use testkit::Script;
 
 /// Notifications per nexus.
 type ExpectedNotifications = BTreeSet<(ItNexus, u8)>;
@@ -476,21 +477,6 @@ impl Model {
     }
 }
 
-/// Bytes of a script; zeroes once it has ended.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn flag(&mut self) -> bool {
-        self.byte() & 1 != 0
-    }
-}
-
 /// A table, the model of it, and those who take part.
 struct World {
     table: Table,
@@ -503,7 +489,7 @@ struct World {
 
 /// Plays a script on `table`; panics where something does not hold.
 pub(crate) fn run(table: Table, script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let mut parties = Vec::new();
     for (name, session, port) in [("x", 1, 1), ("x", 1, 2), ("x", 2, 1), ("y", 1, 1), ("y", 1, 2)] {
         let initiator = Initiator::Iscsi { name: name.into(), isid: [session; 6] };
@@ -515,7 +501,7 @@ pub(crate) fn run(table: Table, script: &[u8]) {
     let (model, earlier) = (Model::of(&table), table.clone());
     let mut world = World { table, model, parties, earlier, since: ExpectedNotifications::new() };
     world.check();
-    while !script.0.is_empty() {
+    while !script.is_empty() {
         match script.byte() {
             0..=3 => world.power(&mut script),
             4..=9 => world.snapshot_table(),
@@ -525,7 +511,7 @@ pub(crate) fn run(table: Table, script: &[u8]) {
 }
 
 impl World {
-    fn somebody(&self, script: &mut Script<'_>) -> ItNexus {
+    fn any_nexus(&self, script: &mut Script<'_>) -> ItNexus {
         self.parties[usize::from(script.byte()) % self.parties.len()].clone()
     }
 
@@ -560,7 +546,7 @@ impl World {
     }
 
     fn apply_random_change(&mut self, what: u8, script: &mut Script<'_>) {
-        let by = self.somebody(script);
+        let by = self.any_nexus(script);
         let change = self.change(what, &by, script);
         let node_incarnation = u64::from(script.byte() % 4);
         let mut expected_notifications = ExpectedNotifications::new();
@@ -619,7 +605,7 @@ impl World {
                 persist: script.flag(),
                 ports: (0..u16::from(script.byte().saturating_sub(220) / 9)).collect(),
                 other_initiators: (0..script.byte().saturating_sub(220) / 12)
-                    .map(|_| self.somebody(script).initiator)
+                    .map(|_| self.any_nexus(script).initiator)
                     .collect(),
             },
             90..=129 => Change::Reserve { key, kind },
@@ -642,7 +628,7 @@ impl World {
             200..=214 => Change::RegisterAndMove {
                 key,
                 new_key: number(script),
-                to: self.somebody(script),
+                to: self.any_nexus(script),
                 unregister: script.flag(),
                 persist: script.flag(),
             },

@@ -66,7 +66,7 @@ fn rights(reads: bool, writes: bool, registered: bool) -> Rights {
     Rights { can_read: reads, can_write: writes, is_registered: registered, passes_spc2: true }
 }
 
-/// 5.12.1: the holder, a registrant, and anybody.
+/// 5.12.1: the holder, a registrant, and any other initiator.
 #[test]
 fn clause_5_12_1_access_by_type() {
     let expected = [
@@ -77,13 +77,13 @@ fn clause_5_12_1_access_by_type() {
         (ReservationType::WriteExclusiveAllRegistrants, (true, true), (true, false)),
         (ReservationType::ExclusiveAccessAllRegistrants, (true, true), (false, false)),
     ];
-    for (kind, registrant, anybody) in expected {
+    for (kind, registrant, other) in expected {
         let world = Harness::reserved(kind, &[(a(), 1), (b(), 2)]);
         assert!(!world.table.is_unreserved());
         assert_eq!(world.table.rights(&a()), rights(true, true, true));
         assert_eq!(world.table.rights(&b()), rights(registrant.0, registrant.1, true));
-        assert_eq!(world.table.rights(&c()), rights(anybody.0, anybody.1, false));
-        assert_eq!(world.table.rights(&host()), rights(anybody.0, anybody.1, false));
+        assert_eq!(world.table.rights(&c()), rights(other.0, other.1, false));
+        assert_eq!(world.table.rights(&host()), rights(other.0, other.1, false));
     }
 }
 

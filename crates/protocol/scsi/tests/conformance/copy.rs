@@ -329,7 +329,7 @@ fn a_copy_that_runs_can_be_asked_about_and_aborted() {
     assert_eq!(
         describe_reply(&b.data_in(i, &abort(id))),
         "05/24/00",
-        "nobody carries it out any more"
+        "it is not carried out any more"
     );
     let reply = b.unit.finish_copy(running, CopyOutcome::Aborted);
     assert_eq!(describe_reply(&reply), "0a/2f/02", "COMMANDS CLEARED BY DEVICE SERVER");

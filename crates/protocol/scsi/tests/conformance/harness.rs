@@ -198,7 +198,7 @@ impl Harness {
     /// An initiator is lost.
     pub(crate) fn leave(&mut self, id: NexusId) {
         self.unit.remove_nexus(id);
-        self.change_shared(id, &Change::NexusLoss).expect("nobody can be kept from that");
+        self.change_shared(id, &Change::NexusLoss).expect("no nexus can be kept from that");
     }
 
     fn party(&self, id: NexusId) -> ItNexus {

@@ -11,6 +11,7 @@ use scsi::{
     Status, Step, TargetPort, TokenFault, TokenPlan, TokenRequest, TokenResult, TransferLengths,
     UnitAttention, UnitConfig,
 };
+use testkit::Script;
 
 const BLOCK: u32 = 512;
 const MAX_TRANSFER: u32 = 16;
@@ -28,27 +29,10 @@ const OPCODES: [u8; 29] = [
     0x91, 0x93, 0x9e, 0xa8, 0xaa, 0xae, 0xaf, 0x1b, 0x15, 0x04, 0x1d, 0x8b, 0x9c,
 ];
 
-/// Bytes of a script; zeroes once it has ended.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        let mut out = [0; N];
-        let n = self.0.len().min(N);
-        out[..n].copy_from_slice(&self.0[..n]);
-        self.0 = &self.0[n..];
-        out
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.bytes::<1>()[0]
-    }
-
-    /// `len` bytes that repeat a few of the script.
-    fn data(&mut self, len: usize) -> Vec<u8> {
-        let seed: [u8; 40] = self.bytes();
-        seed.iter().copied().cycle().take(len).collect()
-    }
+/// `len` bytes that repeat a few of the script.
+fn data(script: &mut Script<'_>, len: usize) -> Vec<u8> {
+    let seed: [u8; 40] = script.bytes();
+    seed.iter().copied().cycle().take(len).collect()
 }
 
 thread_local! {
@@ -67,9 +51,9 @@ struct World {
 
 /// Plays the script; panics where something does not hold.
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let mut world = World::new(&mut script);
-    while !script.0.is_empty() {
+    while !script.is_empty() {
         match script.byte() {
             0..=9 => world.event(&mut script),
             _ => world.command(&mut script),
@@ -126,12 +110,12 @@ impl World {
     }
 
     /// One of the initiators, perhaps one that has left.
-    fn somebody(&self, script: &mut Script<'_>) -> NexusId {
+    fn any_nexus(&self, script: &mut Script<'_>) -> NexusId {
         self.ids[usize::from(script.byte()) % self.ids.len()]
     }
 
     fn event(&mut self, script: &mut Script<'_>) {
-        let id = self.somebody(script);
+        let id = self.any_nexus(script);
         match script.byte() % 9 {
             0 if self.ids.len() < 1000 => self.join(),
             1 => self.unit.remove_nexus(id),
@@ -176,7 +160,7 @@ impl World {
     }
 
     fn command(&mut self, script: &mut Script<'_>) {
-        let id = self.somebody(script);
+        let id = self.any_nexus(script);
         let [shaped, out, into] = script.bytes();
         let (cdb, exact) =
             if shaped < 192 { self.shaped(script) } else { (script.bytes(), window(out)) };
@@ -198,7 +182,7 @@ impl World {
                 assert!(command.data_out() <= bound.max(LONGEST_LIST));
                 assert!(command.data_in() <= bound && command.read_back() <= bound);
                 let data_in = command.data_in();
-                let mut data = script.data(command.data_out());
+                let mut data = data(script, command.data_out());
                 match cdb[0] {
                     UNMAP if shaped < 192 => self.shape_list(&mut data),
                     EXTENDED_COPY => shape_copy(&mut data, cdb[1] & 1 != 0),

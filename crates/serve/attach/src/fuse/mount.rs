@@ -225,7 +225,7 @@ impl Mounted {
         &self.entry.at
     }
 
-    /// Unmounts it if it is unused. Returns whether it is unmounted, by whomever.
+    /// Unmounts it if it is unused. Returns whether it is unmounted, by this process or another.
     pub(super) fn unmount_if_unused(&self) -> io::Result<bool> {
         match self.unmount(UnmountFlags::empty()) {
             Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(false),

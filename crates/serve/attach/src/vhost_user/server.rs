@@ -65,8 +65,8 @@ impl Server {
     /// then takes no more requests, answers those in flight, and disconnects. The caller closes the
     /// volume.
     ///
-    /// Ends also when the volume is [unreachable](OutageSignal): then requests that failed because
-    /// of it are not answered and stay in the monitor's record of requests in flight.
+    /// Ends also when the volume is [unreachable](crate::OutageSignal): then requests that failed
+    /// because of it are not answered and stay in the monitor's record of requests in flight.
     pub async fn serve(&self, listener: &Listener, stop: impl Future<Output = ()>) {
         let mut stop = pin!(stop);
         self.disk.set_serving();

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::tools::skipped;
+use testkit::skipped;
 
 /// Whether a thread is marked (`PF_MEMALLOC_NOIO` of `linux/sched.h`, which PR_SET_IO_FLUSHER
 /// sets), by its directory in `/proc`.

@@ -2,32 +2,9 @@
 //! them.
 #![allow(clippy::unwrap_used, dead_code)]
 
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use rt::Core;
-
-pub(crate) fn installed(programs: &[&str]) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs: Vec<PathBuf> =
-        std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
-    let missing = programs.iter().find(|p| !dirs.iter().any(|dir| dir.join(p).is_file()));
-    if let Some(program) = missing {
-        skipped(&format!("{program} is not installed"));
-    }
-    missing.is_none()
-}
-
-/// Says that this test could not test: in the file that `./run test` looks at, or to whoever
-/// watches.
-pub(crate) fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
-        return println!("skipped: {test}: {why}");
-    };
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
-    std::io::Write::write_all(&mut file, format!("{test}: {why}\n").as_bytes()).unwrap();
-}
 
 /// Runs a program beside the core; what it printed.
 pub(crate) async fn tool(core: &Core, program: &str, args: &[&str]) -> String {

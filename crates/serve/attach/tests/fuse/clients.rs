@@ -7,10 +7,11 @@ use block::MemOptions;
 use block::testing::Rng;
 use rt::Core;
 use tempfile::TempDir;
+use testkit::{installed, skipped};
 
 use crate::common::{Site, mounts};
 use crate::cores::on_core;
-use crate::tools::{installed, outcome, skipped, tool};
+use crate::tools::{outcome, tool};
 
 const MIB: u64 = 1 << 20;
 

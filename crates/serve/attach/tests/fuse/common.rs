@@ -14,11 +14,10 @@ use block::{Dev, Epoch, Mem, MemOptions, RequestError};
 use rt::Core;
 use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
+use testkit::skipped;
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
 use volume::Volume;
-
-use crate::tools::skipped;
 
 /// Whether file systems can be mounted here.
 pub(crate) fn mounts() -> bool {
@@ -40,7 +39,7 @@ pub(crate) struct Site {
     /// Whether a device that is gone is out of reach, and nothing else.
     pub(crate) away: Rc<Cell<bool>>,
     pub(crate) volume: Rc<Volume>,
-    /// Whether there was one that nobody served.
+    /// Whether there was one that no process served.
     pub(crate) replaced: bool,
     stop: Rc<Notify>,
     run: Option<JoinHandle<ServeEnd>>,

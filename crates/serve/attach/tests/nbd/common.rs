@@ -10,7 +10,7 @@ use attach::nbd::{Options, Server};
 use block::testing::faulty::{Faults, Faulty};
 use block::{Dev, Epoch, Layer, Mem, MemOptions, RequestError};
 use nbd::Address;
-use rt::{Core, Cores, CoresConfig};
+use rt::Core;
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
 use volume::Volume;
@@ -29,13 +29,7 @@ pub(crate) fn on_core_with<Fut: Future<Output = ()> + 'static>(
     pool: usize,
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
-    let config =
-        CoresConfig { cpus: vec![None], memory_bytes_per_core: pool, ..CoresConfig::default() };
-    let cores = Cores::start(&config).unwrap();
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let result = wait.block_on(cores.handles()[0].run(f));
-    cores.stop_now();
-    result.expect("the test's core panicked, see above");
+    testkit::on_first_core(&testkit::cores_config(1, pool), f);
 }
 
 /// A server that runs.

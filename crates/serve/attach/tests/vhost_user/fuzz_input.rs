@@ -12,78 +12,64 @@ use attach::vhost_user::request::{
     ChainRequest, Command, DiskLimits, MAX_DESCRIPTORS, read_request,
 };
 use block::Blocks;
+use testkit::Script;
 use vm_memory::{Bytes, GuestAddress};
 
 /// The guest's memory: two stretches with a hole.
 const HOLE: std::ops::Range<u64> = 0x2000..0x3000;
 const END: u64 = 0x5000;
 
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
-    }
-
-    fn half(&mut self) -> u16 {
-        u16::from_le_bytes([self.byte(), self.byte()])
-    }
-
-    /// Mostly an address in memory.
-    fn address(&mut self) -> u64 {
-        match self.byte() {
-            0xf8.. => u64::MAX - u64::from(self.half()),
-            0xf0.. => u64::from(self.half()) << 16,
-            _ => u64::from(self.half()) % END,
-        }
-    }
-
-    /// Mostly a length that fits something.
-    fn length(&mut self) -> u32 {
-        match self.byte() {
-            0xf8.. => u32::MAX - u32::from(self.half()),
-            n @ 0xe0.. => u32::from(n & 7) * 16,
-            n @ 0x80.. => u32::from(n & 7) * 512,
-            n @ 0x40.. => u32::from(n & 31),
-            n => u32::from(n & 1) + 16 * u32::from(n >> 1 & 1),
-        }
-    }
-
-    fn descriptor(&mut self, size: u16) -> [u8; 16] {
-        let mut out = [0; 16];
-        out[..8].copy_from_slice(&self.address().to_le_bytes());
-        out[8..12].copy_from_slice(&self.length().to_le_bytes());
-        let flags = self.byte();
-        let indirect = u16::from(flags >= 0xe0) * 4;
-        out[12..14].copy_from_slice(&(u16::from(flags & 3) | indirect).to_le_bytes());
-        out[14..].copy_from_slice(&(u16::from(self.byte()) % (size + 1)).to_le_bytes());
-        out
+/// Mostly an address in memory.
+fn address(script: &mut Script<'_>) -> u64 {
+    match script.byte() {
+        0xf8.. => u64::MAX - u64::from(script.half()),
+        0xf0.. => u64::from(script.half()) << 16,
+        _ => u64::from(script.half()) % END,
     }
 }
 
+/// Mostly a length that fits something.
+fn length(script: &mut Script<'_>) -> u32 {
+    match script.byte() {
+        0xf8.. => u32::MAX - u32::from(script.half()),
+        n @ 0xe0.. => u32::from(n & 7) * 16,
+        n @ 0x80.. => u32::from(n & 7) * 512,
+        n @ 0x40.. => u32::from(n & 31),
+        n => u32::from(n & 1) + 16 * u32::from(n >> 1 & 1),
+    }
+}
+
+fn descriptor(script: &mut Script<'_>, size: u16) -> [u8; 16] {
+    let mut out = [0; 16];
+    out[..8].copy_from_slice(&address(script).to_le_bytes());
+    out[8..12].copy_from_slice(&length(script).to_le_bytes());
+    let flags = script.byte();
+    let indirect = u16::from(flags >= 0xe0) * 4;
+    out[12..14].copy_from_slice(&(u16::from(flags & 3) | indirect).to_le_bytes());
+    out[14..].copy_from_slice(&(u16::from(script.byte()) % (size + 1)).to_le_bytes());
+    out
+}
+
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     let holes = [(0, HOLE.start), (HOLE.end, END - HOLE.end)];
     let guest =
         GuestMap::from_ranges(&holes.map(|(at, n)| (GuestAddress(at), n as usize))).unwrap();
     let shape = DiskLimits {
-        block_size: if script.byte() % 2 == 0 { 512 } else { 4096 },
+        block_size: if script.byte().is_multiple_of(2) { 512 } else { 4096 },
         blocks: u64::from(script.byte()),
         read_only: script.byte() > 0xe0,
         can_discard: script.byte() > 0x20,
     };
     let size = u16::from(script.byte() % 16) + 1;
-    let table = script.address();
+    let table = address(&mut script);
     for i in 0..size {
         let place = GuestAddress(table.wrapping_add(16 * u64::from(i)));
         // Where there is no memory, there is no descriptor.
-        let _ = guest.write_slice(&script.descriptor(size), place);
+        let _ = guest.write_slice(&descriptor(&mut script, size), place);
     }
-    while !script.0.is_empty() {
-        let (at, what) = (script.address(), script.byte());
+    while !script.is_empty() {
+        let (at, what) = (address(&mut script), script.byte());
         let mut bytes = [0; 16];
         bytes[0] = [0, 1, 4, 8, 11, 13, 14, 0xff][usize::from(what % 8)];
         bytes[8..10].copy_from_slice(&(script.half() >> 4).to_le_bytes());

@@ -352,7 +352,7 @@ fn requests_in_flight_are_answered_once_after_a_reconnect() {
     nap(50);
     site.on_core(|g| g.faults.release());
     nap(50);
-    assert_eq!(guest.get(DATA + 0x10010, 1), [0xee], "nobody is answered who has gone");
+    assert_eq!(guest.get(DATA + 0x10010, 1), [0xee], "no answer for a guest that has gone");
     assert_eq!(guest.get(DATA + 0x11000, 512), [0x22; 512]);
     guest.reconnect(&site);
     assert_eq!(guest.rings[0].wait(&guest.memory), [(heads[0], 513)]);
@@ -363,8 +363,8 @@ fn requests_in_flight_are_answered_once_after_a_reconnect() {
     site.end();
 }
 
-/// Whoever served a ring may have ended between an answer and its notification: its successor
-/// notifies for him.
+/// The server of a ring may have ended between an answer and its notification: its successor
+/// notifies in its place.
 #[test]
 fn a_ring_that_begins_notifies() {
     let site = Site::start(&Disk::default());

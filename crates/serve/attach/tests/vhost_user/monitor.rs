@@ -4,8 +4,8 @@
 //! the fuzz target and a property test. What must hold is asserted:
 //!
 //! * nothing panics, on any thread;
-//! * whoever comes next is served, and whoever goes is gone in finite time, whatever his rings were
-//!   at;
+//! * the next monitor is served, and one that goes is gone in finite time, in whatever state its
+//!   rings were;
 //! * all memory has come back by then.
 #![allow(clippy::unwrap_used)]
 
@@ -23,6 +23,7 @@ use attach::vhost_user::{Options, OutagePolicy, Server};
 use block::{Dev, Epoch, Mem, MemOptions};
 use rt::{Core, Cores, CoresConfig};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
+use testkit::Script;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use volume::Volume;
@@ -124,36 +125,21 @@ impl Site {
     }
 }
 
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl Script<'_> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
+/// Mostly this number: there are fifty of them before a ring begins, and a monitor that says
+/// nonsense is hung up on.
+fn mostly(script: &mut Script<'_>, usual: u64) -> u64 {
+    match script.byte() {
+        0xff => u64::MAX - u64::from(script.byte()),
+        0xfe => u64::from(script.half()) << 12,
+        0xfd => u64::from(script.half()),
+        0xfc => usual.wrapping_add(u64::from(script.byte())).wrapping_sub(8),
+        _ => usual,
     }
+}
 
-    fn half(&mut self) -> u16 {
-        u16::from_le_bytes([self.byte(), self.byte()])
-    }
-
-    /// Mostly this number: there are fifty of them before a ring begins, and a monitor that says
-    /// nonsense is hung up on.
-    fn mostly(&mut self, usual: u64) -> u64 {
-        match self.byte() {
-            0xff => u64::MAX - u64::from(self.byte()),
-            0xfe => u64::from(self.half()) << 12,
-            0xfd => u64::from(self.half()),
-            0xfc => usual.wrapping_add(u64::from(self.byte())).wrapping_sub(8),
-            _ => usual,
-        }
-    }
-
-    /// An address in the guest's memory.
-    fn address(&mut self) -> u64 {
-        u64::from(self.half()) % MEMORY
-    }
+/// An address in the guest's memory.
+fn address(script: &mut Script<'_>) -> u64 {
+    u64::from(script.half()) % MEMORY
 }
 
 /// A monitor and its guest.
@@ -188,7 +174,7 @@ pub(crate) fn run(script: &[u8]) -> [u16; 2] {
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let event = || EventFd::new(EFD_NONBLOCK).unwrap();
     let mut session = MonitorSession {
-        script: Script(script),
+        script: Script::new(script),
         stream,
         memory: file(MEMORY),
         record: file(RECORD),
@@ -201,19 +187,19 @@ pub(crate) fn run(script: &[u8]) -> [u16; 2] {
     session.features = u64::from_le_bytes(*reply.last_chunk().unwrap());
     session.set_up();
     for _ in 0..48 {
-        if session.script.0.is_empty() {
+        if session.script.is_empty() {
             break;
         }
         session.step();
     }
-    // A ring that is ended at once may have requests that nobody has looked at yet.
+    // A ring that is ended at once may have requests that were not looked at yet.
     for _ in 0..PATIENCE.as_millis() {
         if !script.is_empty() || session.answers() == ALL_ANSWERED {
             break;
         }
         nap();
     }
-    // Whoever means well ends his rings first.
+    // A well-behaved monitor ends its rings first.
     if session.script.byte() < 0xc0 {
         (0..RINGS).for_each(|ring| session.say(request::GET_VRING_BASE, &[(ring, 4), (0, 4)], &[]));
     }
@@ -257,7 +243,7 @@ impl MonitorSession<'_> {
     fn say(&mut self, what: u32, numbers: &[(u64, usize)], fds: &[RawFd]) {
         let mut body = Vec::new();
         for &(usual, bytes) in numbers {
-            body.extend(&self.script.mostly(usual).to_le_bytes()[..bytes]);
+            body.extend(&mostly(&mut self.script, usual).to_le_bytes()[..bytes]);
         }
         self.send(what, &body, fds);
     }
@@ -289,7 +275,7 @@ impl MonitorSession<'_> {
         }
     }
 
-    /// The guest's memory and the record, as somebody has left them.
+    /// The guest's memory and the record, as a previous server has left them.
     fn fill(&mut self) {
         for ring in 0..RINGS {
             self.offer_chains(ring);
@@ -304,9 +290,9 @@ impl MonitorSession<'_> {
             }
             // Some answers have been given, of which the record may not know.
             let used = u64::from(self.script.byte() % 4);
-            let index = self.script.mostly(used + u64::from(CHAINS)).to_le_bytes();
+            let index = mostly(&mut self.script, used + u64::from(CHAINS)).to_le_bytes();
             self.put(at + AVAILABLE + 2, &index[..2]);
-            let index = self.script.mostly(used).to_le_bytes();
+            let index = mostly(&mut self.script, used).to_le_bytes();
             self.put(at + USED + 2, &index[..2]);
             // A record that means something, mostly.
             if self.script.byte() < 0xc0 {
@@ -339,16 +325,12 @@ impl MonitorSession<'_> {
         }
     }
 
-    fn peek(&self) -> u8 {
-        self.script.0.first().copied().unwrap_or(0)
-    }
-
     fn descriptor(&mut self) -> [u8; 16] {
         let mut out = [0; 16];
-        let at = self.script.address();
-        out[..8].copy_from_slice(&self.script.mostly(at).to_le_bytes());
+        let at = address(&mut self.script);
+        out[..8].copy_from_slice(&mostly(&mut self.script, at).to_le_bytes());
         let length = [1, 16, 512, 4096][usize::from(self.script.byte() % 4)];
-        out[8..12].copy_from_slice(&self.script.mostly(length).to_le_bytes()[..4]);
+        out[8..12].copy_from_slice(&mostly(&mut self.script, length).to_le_bytes()[..4]);
         let flags = self.script.byte();
         out[12] = flags & 3 | if flags >= 0xe0 { 4 } else { 0 };
         out[14] = self.script.byte() % 17;
@@ -402,17 +384,18 @@ impl MonitorSession<'_> {
         let (what, ring) = (self.script.byte() % 18, u64::from(self.script.byte()) % RINGS);
         match what {
             0 => {
-                let index = self.script.mostly(u64::from(self.peek() % 18)).to_le_bytes();
+                let usual = u64::from(self.script.peek() % 18);
+                let index = mostly(&mut self.script, usual).to_le_bytes();
                 self.put(ring * RING + AVAILABLE + 2, &index[..2]);
             }
             1 | 2 => {
-                let (at, bytes) = (self.script.address(), self.script.byte() % 24);
+                let (at, bytes) = (address(&mut self.script), self.script.byte() % 24);
                 let bytes: Vec<u8> = (0..bytes).map(|_| self.script.byte()).collect();
                 self.put(at, &bytes);
             }
             3 => {
                 // A request of the guest: its header, somewhere.
-                let (at, kind) = (self.script.address(), [0, 1, 4, 8, 11, 13, 14, 99]);
+                let (at, kind) = (address(&mut self.script), [0, 1, 4, 8, 11, 13, 14, 99]);
                 let kind = kind[usize::from(self.script.byte() % 8)];
                 let sector = self.script.byte() % 0x20;
                 self.put(at, &[kind, 0, 0, 0, 0, 0, 0, 0, sector, 0, 0, 0, 0, 0, 0, 0]);
@@ -456,10 +439,10 @@ impl MonitorSession<'_> {
 
     /// Reads or writes the configuration.
     fn configure(&mut self) {
-        let (reads, size) = (self.script.byte() >= 0x80, self.script.mostly(1) % 300);
+        let (reads, size) = (self.script.byte() >= 0x80, mostly(&mut self.script, 1) % 300);
         let mut body = Vec::new();
-        let offset = self.script.mostly(32);
-        for number in [offset, size, self.script.mostly(0)] {
+        let offset = mostly(&mut self.script, 32);
+        for number in [offset, size, mostly(&mut self.script, 0)] {
             body.extend(&number.to_le_bytes()[..4]);
         }
         body.extend((0..size).map(|_| self.script.byte() % 3));

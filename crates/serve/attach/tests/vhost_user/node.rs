@@ -1,5 +1,5 @@
-//! What a guest sees of a volume of a node: one that other nodes have too, that somebody reserves,
-//! that is away.
+//! What a guest sees of a volume of a node: one that other nodes have too, that an initiator
+//! reserves, that is away.
 
 use std::sync::mpsc;
 
@@ -119,7 +119,7 @@ fn a_volume_of_one_node_fails_as_it_is() {
     site_of_all.end();
 }
 
-/// The disk ends while requests wait: nobody is answered, and who comes next does them, once.
+/// The disk ends while requests wait: none is answered, and the next server does each once.
 #[test]
 fn waiting_requests_are_left_to_the_next_process() {
     let mut site = Site::start(&shared());

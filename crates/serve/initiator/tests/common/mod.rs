@@ -15,7 +15,7 @@ use block::testing::register::{Checker, InitialContents};
 use block::testing::workload::Workload;
 use block::{Blocks, Dev, Epoch, Lba, Mem, MemOptions};
 use initiator::nvme::{Backoff, Controller, Options, Staging};
-use rt::{Core, Cores, CoresConfig};
+use rt::Core;
 use target::{
     AccessList, AccessRule, Catalog, ChapCredentials, HostSecrets, HostTls, IscsiTarget, Limits,
     ServedVolume, Server, Service, Subsystem, VolumeId, core_links,
@@ -41,13 +41,7 @@ const POOL: usize = 32 << 20;
 pub(crate) fn on_core<Fut: Future<Output = ()> + 'static>(
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
-    let config =
-        CoresConfig { cpus: vec![None], memory_bytes_per_core: POOL, ..CoresConfig::default() };
-    let cores = Cores::start(&config).unwrap();
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let result = wait.block_on(cores.handles()[0].run(f));
-    cores.stop_now();
-    result.expect("the test's core panicked, see above");
+    testkit::on_first_core(&testkit::cores_config(1, POOL), f);
 }
 
 /// A server, and a volume of it that can be faulty and can grow.

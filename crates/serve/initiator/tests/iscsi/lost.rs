@@ -51,7 +51,7 @@ fn the_retry_timeout_ends_waiting() {
         assert_eq!(client.read(0, 1).await.map(drop), Err(Error::Gone), "too late");
         let (_, client) = open(&session).await;
         let read = client.read(0, 1).await.unwrap().to_vec();
-        assert_eq!(read, [1; 512], "for whoever opens it anew");
+        assert_eq!(read, [1; 512], "for a user that opens it anew");
     });
 }
 

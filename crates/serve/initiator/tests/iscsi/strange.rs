@@ -21,7 +21,7 @@ async fn setup(core: &rt::Core) -> (Fake, Session, Rc<Lun>, TestClient) {
     (fake, session, lun, client)
 }
 
-/// SAM-5 5.3.1, SPC-4 annex F: what passes is waited for, and nobody is told.
+/// SAM-5 5.3.1, SPC-4 annex F: what passes is waited for, and not reported.
 #[test]
 fn temporary_conditions_are_retried() {
     on_core(async |core| {
@@ -167,8 +167,8 @@ fn a_compare_and_write_without_its_data_is_in_doubt() {
     });
 }
 
-/// SBC-3 6.4.5: a write cache that is turned on later is written through, for nobody above knows of
-/// it.
+/// SBC-3 6.4.5: a write cache that is turned on later is written through, for the layers above do
+/// not know of it.
 #[test]
 fn a_cache_that_is_turned_on_later_is_written_through() {
     const FUA: u8 = 0x10;

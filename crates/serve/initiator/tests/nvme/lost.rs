@@ -67,7 +67,7 @@ fn the_retry_timeout_ends_waiting() {
         assert_eq!(
             client.read(0, 1).await.unwrap().to_vec(),
             [1; 512],
-            "for whoever opens it anew"
+            "for a user that opens it anew"
         );
     });
 }
@@ -191,7 +191,7 @@ fn a_namespace_that_has_shrunk_is_gone() {
     });
 }
 
-/// A compare and write is not sent twice: who sent it is told that nobody knows.
+/// A compare and write is not sent twice: its caller is told that the outcome is unknown.
 #[test]
 fn a_compare_and_write_is_sent_once() {
     on_core(async |core| {
@@ -213,8 +213,8 @@ fn a_compare_and_write_is_sent_once() {
     });
 }
 
-/// A write of which nobody knows whether it was done is not abandoned before somebody does: what
-/// its range holds stays.
+/// A write whose outcome is unknown is not abandoned before the outcome is known: what its range
+/// holds stays.
 #[test]
 fn a_write_in_doubt_is_not_aborted() {
     on_core(async |core| {

@@ -73,7 +73,7 @@ impl Both {
 }
 
 /// Whatever becomes of one path or the other, nothing is lost, nothing is done twice that a reader
-/// could see, and nobody is told of it.
+/// could see, and no caller is told of it.
 #[test]
 fn a_path_that_is_cut_is_not_noticed() {
     for policy in [PathPolicy::RoundRobin, PathPolicy::QueueDepth, PathPolicy::LocalFirst] {
@@ -255,8 +255,7 @@ fn stale_commands_in_the_sockets_of_a_paused_node_are_not_executed() {
     let config = rt::CoresConfig { cpus: vec![None; 2], ..rt::CoresConfig::default() };
     let cores = rt::Cores::start(&config).unwrap();
     let [sleeper, host] = [0, 1].map(|i| cores.handles()[i].clone());
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let done = wait.block_on(host.run(async move |core| {
+    let done = testkit::wait(host.run(async move |core| {
         let at = sleeper.run(async |core| {
             let site = Site::new(&core, 1 << 14).await;
             let at = site.at;

@@ -71,7 +71,7 @@ fn without_the_key_the_connection_fails() {
     });
 }
 
-/// Whoever proves who he is does so behind TLS as well.
+/// A host that authenticates does so behind TLS as well.
 #[test]
 fn a_proof_behind_tls() {
     on_core(async |core| {
@@ -92,7 +92,7 @@ fn a_proof_behind_tls() {
     });
 }
 
-/// Whenever the connections are cut, nothing is lost, and nobody is told of it.
+/// Whenever the connections are cut, nothing is lost, and no caller is told of it.
 #[test]
 fn cuts_are_not_noticed_behind_tls() {
     on_core(async |core| {

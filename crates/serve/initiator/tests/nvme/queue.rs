@@ -225,7 +225,7 @@ async fn data_comes_in_any_portions() {
     .await;
 }
 
-/// However a connection ends, everybody is told, and how.
+/// However a connection ends, all waiting callers are told so, and why.
 #[tokio::test(start_paused = true)]
 async fn the_end_is_reported() {
     in_simulated_time(async {

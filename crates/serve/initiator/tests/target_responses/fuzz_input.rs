@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 
 use block::{Error, Info, Lba, METADATA_LBA};
 use initiator::{iscsi, nvme};
+use testkit::Script;
 use zerocopy::{FromBytes, IntoBytes};
 
 use ::nvme::identify::{IdentifyController, IdentifyNamespace, LbaFormat};
@@ -18,57 +19,26 @@ use ::nvme::log::{DiscoveryHeader, DiscoveryRecord};
 
 const SUBNQN: &str = "nqn.2026-01.com.example:disk";
 
-/// The script, read from its start; zeroes behind its end.
-struct Script<'a>(&'a [u8]);
-
-impl<'a> Script<'a> {
-    fn byte(&mut self) -> u8 {
-        let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        first
-    }
-
-    fn half(&mut self) -> u16 {
-        u16::from_le_bytes([self.byte(), self.byte()])
-    }
-
-    fn word(&mut self) -> u64 {
-        u64::from_le_bytes([(); 8].map(|()| self.byte()))
-    }
-
-    /// Up to 255 bytes of it.
-    fn some(&mut self) -> &'a [u8] {
-        let length = usize::from(self.byte()).min(self.0.len());
-        let (some, rest) = self.0.split_at(length);
-        self.0 = rest;
-        some
-    }
-
-    fn rest(&mut self) -> &'a [u8] {
-        std::mem::take(&mut self.0)
-    }
-
-    /// A structure with runs of bytes changed, mostly whole.
-    fn change(&mut self, structure: &[u8]) -> Vec<u8> {
-        let mut out = structure.to_vec();
-        for _ in 0..self.byte() % 8 {
-            let (at, bytes) = (usize::from(self.half()) % out.len(), self.byte() % 16);
-            for n in 0..usize::from(bytes) {
-                let byte = self.byte();
-                if let Some(place) = out.get_mut(at + n) {
-                    *place = byte;
-                }
+/// A structure with runs of bytes changed, mostly whole.
+fn with_changes(script: &mut Script<'_>, structure: &[u8]) -> Vec<u8> {
+    let mut out = structure.to_vec();
+    for _ in 0..script.byte() % 8 {
+        let (at, bytes) = (usize::from(script.half()) % out.len(), script.byte() % 16);
+        for n in 0..usize::from(bytes) {
+            let byte = script.byte();
+            if let Some(place) = out.get_mut(at + n) {
+                *place = byte;
             }
         }
-        if self.byte() >= 0xf0 {
-            out.truncate(usize::from(self.half()) % (out.len() + 1));
-        }
-        out
     }
+    if script.byte() >= 0xf0 {
+        out.truncate(usize::from(script.half()) % (out.len() + 1));
+    }
+    out
 }
 
 pub(crate) fn run(script: &[u8]) {
-    let mut script = Script(script);
+    let mut script = Script::new(script);
     match script.byte() % 6 {
         0 => play_namespaces(&mut script),
         1 => play_logs(&mut script),
@@ -100,7 +70,7 @@ fn play_namespaces(script: &mut Script<'_>) {
     let mut seen: Option<nvme::NamespaceDescription> = None;
     // Several controllers of one namespace, or of what is none.
     for _ in 0..3 {
-        let changed = script.change(controller.as_bytes());
+        let changed = with_changes(script, controller.as_bytes());
         let command_set = (script.byte() >= 0x80).then(|| script.some().to_vec());
         let who = (SUBNQN, script.byte() >= 0xf0);
         let Some(abilities) = nvme::testing::abilities(&changed, command_set, who, page_bytes)
@@ -116,7 +86,7 @@ fn play_namespaces(script: &mut Script<'_>) {
         let shift = if script.byte().is_multiple_of(2) { 9 } else { 12 };
         namespace.lbaf[0] = LbaFormat { ms: 0.into(), lbads: shift, rp: 0 };
         (namespace.nsfeat, namespace.dlfeat) = (script.byte(), script.byte());
-        let (changed, list) = (script.change(namespace.as_bytes()), script.some());
+        let (changed, list) = (with_changes(script, namespace.as_bytes()), script.some());
         let Some(now) = nvme::testing::described(&changed, list, &abilities) else { continue };
         judge(&now.info);
         let bytes = |blocks: u32| u64::from(blocks) * u64::from(now.info.block_size);
@@ -138,7 +108,7 @@ fn play_namespaces(script: &mut Script<'_>) {
 }
 
 fn play_logs(script: &mut Script<'_>) {
-    let _ = nvme::testing::event(script.word());
+    let _ = nvme::testing::event(script.long());
     let highest = u32::from(script.half()) << (script.byte() % 17);
     let groups = script.some();
     let states = nvme::testing::states(groups);
@@ -152,7 +122,7 @@ fn play_logs(script: &mut Script<'_>) {
             number.to_le_bytes()
         });
         let list = list.collect::<Vec<_>>().concat();
-        lists.push(script.change(&list));
+        lists.push(with_changes(script, &list));
     }
     lists.push(script.rest().to_vec());
     let lists: Vec<&[u8]> = lists.iter().map(Vec::as_slice).collect();
@@ -165,7 +135,7 @@ fn play_logs(script: &mut Script<'_>) {
 fn play_discovery(script: &mut Script<'_>) {
     let mut header = DiscoveryHeader::read_from_bytes(&[0; 1024]).unwrap();
     header.records = u64::from(script.byte() % 4).into();
-    let mut log = script.change(header.as_bytes());
+    let mut log = with_changes(script, header.as_bytes());
     for _ in 0..script.byte() % 4 {
         let mut record = DiscoveryRecord::read_from_bytes(&[0; 1024]).unwrap();
         (record.trtype, record.adrfam, record.subtype) = (3, 1, script.byte() % 4);
@@ -178,7 +148,7 @@ fn play_discovery(script: &mut Script<'_>) {
             let text = if script.byte() >= 0x80 { script.some() } else { usual };
             field.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
         }
-        log.extend(script.change(record.as_bytes()));
+        log.extend(with_changes(script, record.as_bytes()));
     }
     if let Some((asked, entries)) = nvme::testing::discovery(&log) {
         assert!(asked <= 4 << 20 && entries.len() <= asked / 1024);
@@ -205,7 +175,7 @@ fn play_unit(script: &mut Script<'_>) {
         capacity.to_vec(),
         vec![19, 0, 0x10, 0, 8, 18, 4],
     ];
-    let changed = structures.map(|structure| script.change(&structure));
+    let changed = structures.map(|structure| with_changes(script, &structure));
     let lengths = changed[1].len();
     let Some(now) = iscsi::testing::described(changed) else { return };
     let changed = &now.attributes;
@@ -229,7 +199,7 @@ fn play_targets(script: &mut Script<'_>) {
         0 => script.rest().to_vec(),
         _ => {
             let mut text = Vec::new();
-            while !script.0.is_empty() {
+            while !script.is_empty() {
                 let keys = [
                     &b"TargetName=iqn.2026-01.com.example:"[..],
                     b"TargetName=",

@@ -6,8 +6,8 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use rt::Core;
 use rt::net::Listener;
-use rt::{Core, Cores, CoresConfig};
 use target::{Server, Service};
 use tokio::task::spawn_local;
 
@@ -25,13 +25,7 @@ pub(crate) fn on_cores<Fut: Future<Output = ()> + 'static>(
     cores: usize,
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
-    let cpus = vec![None; cores];
-    let config = CoresConfig { cpus, memory_bytes_per_core: POOL, ..CoresConfig::default() };
-    let cores = Cores::start(&config).unwrap();
-    let wait = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let result = wait.block_on(cores.handles()[0].run(f));
-    cores.stop_now();
-    result.expect("the test's core panicked, see above");
+    testkit::on_first_core(&testkit::cores_config(cores, POOL), f);
 }
 
 /// Has the server serve on a port of its own.

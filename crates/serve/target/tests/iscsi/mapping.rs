@@ -115,7 +115,7 @@ fn a_number_names_one_volume_in_a_session() {
             client.ready(1).await;
             assert_eq!(client.luns(1).await, [1]);
             let mut fresh = Client::log_in(&core, at, 2, &[]).await;
-            assert_eq!(fresh.luns(1).await, [1, 2], "whoever comes now sees it");
+            assert_eq!(fresh.luns(1).await, [1, 2], "a new session sees it");
             publish(&server, Some(mapped(&[(1, 7), (2, 8)])));
             assert_eq!(client.ready(1).await, LUNS_CHANGED);
             assert_eq!(client.ready(2).await, POWER_ON, "it is the same volume again");

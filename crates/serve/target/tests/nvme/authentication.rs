@@ -161,7 +161,7 @@ fn a_host_is_let_in_once_it_has_proved_itself() {
             ] {
                 admin.is_refused(sqe).await;
             }
-            assert_eq!(hosts(), 0, "nobody knows who it is");
+            assert_eq!(hosts(), 0, "the host is unknown");
             admin.prove(Arc::clone(&config)).await.unwrap();
             admin.command(enable()).await;
             assert!(admin.status(1).await.0.is_success());

@@ -137,7 +137,7 @@ fn space_use_of_a_thin_volume_is_reported() {
         async fn nuse(queue: &mut Queue) -> (u32, u32) {
             (dword(&queue.identify(0, 1).await, 16), dword(&queue.identify(0, 6).await, 16))
         }
-        assert_eq!(nuse(&mut early).await, (1 << 14, 1 << 14), "nobody has measured yet");
+        assert_eq!(nuse(&mut early).await, (1 << 14, 1 << 14), "not measured yet");
         early.command(Sqe::new(AdminOpcode::AsyncEventRequest.0, 30, 0)).await;
         take(5 * 512 + 1);
         assert_eq!(nuse(&mut early).await, (6, 1 << 14), "B is not thin");

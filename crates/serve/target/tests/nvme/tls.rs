@@ -550,25 +550,6 @@ fn tls_goes_with_its_connection_to_another_core() {
     });
 }
 
-/// Whether a program of another implementation is here.
-fn has(program: &str) -> bool {
-    let is_here = Command::new(program).arg("--help").output().is_ok();
-    if !is_here {
-        skipped(&format!("{program} is not installed"));
-    }
-    is_here
-}
-
-/// Reports that this test was skipped: in the file that `./run test` reads, or on the terminal.
-fn skipped(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    let Some(file) = std::env::var_os("WINDROSE_SKIPPED_TESTS") else {
-        return println!("skipped: {test}: {why}");
-    };
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
-    writeln!(file, "{test}: {why}").unwrap();
-}
-
 fn hex(psk: &Psk) -> String {
     psk.key().iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -637,7 +618,7 @@ fn shakes_hands(client: fn(SocketAddr, &Psk, &str) -> Command, groups: &'static 
 /// that is not known here: the client is asked to begin again (RFC 8446, 4.1.4).
 #[test]
 fn openssl_shakes_hands() {
-    if has("openssl") {
+    if testkit::installed(&["openssl"]) {
         shakes_hands(openssl, &["X25519", "P-256", "P-521:P-384"]);
     }
 }
@@ -645,7 +626,7 @@ fn openssl_shakes_hands() {
 /// The TLS library of Linux hosts.
 #[test]
 fn gnutls_shakes_hands() {
-    if has("gnutls-cli") {
+    if testkit::installed(&["gnutls-cli"]) {
         shakes_hands(
             gnutls,
             &["+GROUP-X25519", "+GROUP-SECP256R1", "+GROUP-SECP521R1:+GROUP-SECP384R1"],
@@ -656,7 +637,7 @@ fn gnutls_shakes_hands() {
 /// Clients with certificates or an older version are told what is missing.
 #[test]
 fn clients_without_a_key_get_an_alert() {
-    if !has("openssl") {
+    if !testkit::installed(&["openssl"]) {
         return;
     }
     on_core(async |core| {

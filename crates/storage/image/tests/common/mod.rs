@@ -1,12 +1,7 @@
 //! Helpers for the tests of layers.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
-#[path = "../../../../base/rt/tests/common/system.rs"]
-pub mod system;
-
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use block::testing::TestClient;
 use block::testing::faulty::OpKind;
@@ -14,7 +9,7 @@ use block::{Dev, Error, drop_permit};
 use disk::{ImageLabel, Provisioning};
 use image::{CreateImageOptions, FlatImage, OpenImageOptions};
 use rt::sim::{Host, HostSetup, ScenarioOutcome, ScriptedFault, World, WorldSetup, run};
-use rt::{Core, Cores, CoresConfig, DiskEngine};
+use rt::{Core, CoresConfig, DiskEngine};
 use uuid::Uuid;
 
 pub const VOLUME: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_8555_6666_7777_8888);
@@ -74,50 +69,8 @@ pub fn on_core<Fut: Future<Output = ()> + 'static>(
     engine: DiskEngine,
     f: impl FnOnce(Core) -> Fut + Send + 'static,
 ) {
-    let config = CoresConfig {
-        cpus: vec![None],
-        memory_bytes_per_core: 40 << 20,
-        disk_engine: engine,
-        ..Default::default()
-    };
-    let cores = Cores::start(&config).unwrap();
-    let wait = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let result = wait.block_on(cores.handles()[0].run(f));
-    cores.stop_now();
-    result.expect("the test's core panicked, see above");
-}
-
-/// A directory that is removed with the value.
-pub struct Dir(PathBuf);
-
-impl Dir {
-    pub fn new(parent: impl AsRef<Path>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.as_ref().join(format!("layers-{}-{n}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    /// On the disk that holds the build.
-    pub fn on_disk() -> Self {
-        Self::new(env!("CARGO_TARGET_TMPDIR"))
-    }
-
-    /// In memory.
-    pub fn in_memory() -> Self {
-        Self::new("/dev/shm")
-    }
-
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+    let config = CoresConfig { disk_engine: engine, ..testkit::cores_config(1, 40 << 20) };
+    testkit::on_first_core(&config, f);
 }
 
 /// Plays a scenario with one host in a simulated world.

@@ -2,8 +2,8 @@
 //!
 //! A batch takes the pages that must be durable, and some of those that merely differ, writes them,
 //! and syncs if necessary. Requests that arrive meanwhile share the next batch (group commit), so a
-//! page has one write in flight at most. Batches run in a task of their own: whoever waits for one
-//! may be dropped.
+//! page has one write in flight at most. Batches run in a task of their own: a future that waits
+//! for one may be dropped.
 
 use std::future::poll_fn;
 use std::rc::Rc;

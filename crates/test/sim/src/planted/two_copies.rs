@@ -44,7 +44,7 @@ pub(super) async fn run(world: World, variant: Variant) -> Result<(), String> {
 
 async fn open(core: &Core) -> Disk {
     let disk = core.open_disk(Path::new(DISK), OpenOptions::new()).await;
-    disk.expect("nobody else has the disk")
+    disk.expect("the disk has no other user")
 }
 
 /// Writes ever newer records.

@@ -65,15 +65,20 @@ fn own_initiator(context: &RunContext) -> Result<()> {
     Ok(())
 }
 
-/// Full runs of the kernel's initiators.
+/// Full runs of the kernel's initiators. A sample has one kind of file system for each protocol,
+/// and on an emulated processor either digests or none.
 pub(super) fn kernel_initiators(context: &RunContext) -> Result<()> {
     let kernel = GuestKernel::choose(context)?;
     context.display.line(&format!("  guests: {}", kernel.name()));
     let (node, volume) = one_volume(context, "initiators")?;
     let kinds = |what: &str| context.sample(what, FULL.kinds.split(' '), 2).join(" ");
-    let (iscsi, nvme) = (kinds("file systems over iSCSI"), kinds("file systems over NVMe"));
-    initiators::iscsi(context, &kernel, &volume.unit, GuestLoad { kinds: &iscsi, ..FULL })?;
-    let load = GuestLoad { kinds: &nvme, ..FULL };
+    let parts = if kernel.is_emulated() { 2 } else { 1 };
+    let digests = |what: &str| context.sample(what, FULL.digests.split(' '), parts).join(" ");
+    let (kind, digest) = (kinds("file systems over iSCSI"), digests("digests over iSCSI"));
+    let load = GuestLoad { kinds: &kind, digests: &digest, ..FULL };
+    initiators::iscsi(context, &kernel, &volume.unit, load)?;
+    let (kind, digest) = (kinds("file systems over NVMe"), digests("digests over NVMe"));
+    let load = GuestLoad { kinds: &kind, digests: &digest, ..FULL };
     initiators::nvme(context, &kernel, &node, ("initiators", &volume), load)?;
     Ok(())
 }

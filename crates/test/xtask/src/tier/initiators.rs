@@ -25,15 +25,15 @@ pub(crate) struct GuestLoad<'a> {
     pub(crate) megabytes: u32,
     /// The kinds of file systems, separated by blanks.
     pub(crate) kinds: &'a str,
-    /// Both with and without digests, or only without.
-    pub(crate) digests: bool,
+    /// Without digests (`off`) and with them (`on`), separated by blanks.
+    pub(crate) digests: &'a str,
 }
 
 /// The default load.
 pub(crate) const FULL: GuestLoad<'_> =
-    GuestLoad { megabytes: 24, kinds: "ext4 xfs", digests: true };
+    GuestLoad { megabytes: 24, kinds: "ext4 xfs", digests: "off on" };
 /// For a guest whose processor is emulated.
-pub(crate) const SMOKE: GuestLoad<'_> = GuestLoad { megabytes: 4, kinds: "ext4", digests: false };
+pub(crate) const SMOKE: GuestLoad<'_> = GuestLoad { megabytes: 4, kinds: "ext4", digests: "off" };
 
 /// The guest's variables for `unit`.
 fn iscsi_variables(unit: &IscsiLun) -> Vec<(&'static str, String)> {
@@ -58,11 +58,11 @@ pub(crate) fn nvme_host() -> [(&'static str, String); 2] {
     [("HOSTNQN", HOST_NQN.to_owned()), ("HOSTID", HOST_ID.to_owned())]
 }
 
-fn load_variables(load: GuestLoad<'_>, digests: &str) -> Vec<(&'static str, String)> {
+fn load_variables(load: GuestLoad<'_>, digests: String) -> Vec<(&'static str, String)> {
     vec![
         ("MEGABYTES", load.megabytes.to_string()),
         ("KINDS", load.kinds.to_owned()),
-        ("DIGESTS", digests.to_owned()),
+        ("DIGESTS", digests),
     ]
 }
 
@@ -74,7 +74,9 @@ pub(crate) fn iscsi(
     load: GuestLoad<'_>,
 ) -> Result<bool> {
     let mut variables = iscsi_variables(unit);
-    variables.extend(load_variables(load, if load.digests { "None CRC32C" } else { "None" }));
+    let digests = load.digests.split(' ').map(|on| if on == "on" { "CRC32C" } else { "None" });
+    let digests = digests.collect::<Vec<_>>().join(" ");
+    variables.extend(load_variables(load, digests));
     context.display.begin_step(&format!("{}: iSCSI initiator", kernel.name()));
     run(context, kernel, "iscsi.sh", variables)
 }
@@ -88,7 +90,7 @@ pub(crate) fn nvme(
     load: GuestLoad<'_>,
 ) -> Result<bool> {
     let mut variables = nvme_variables(&volume.subsystem, guest::host_address());
-    variables.extend(load_variables(load, if load.digests { "off on" } else { "off" }));
+    variables.extend(load_variables(load, load.digests.to_owned()));
     variables.push(("GROWN_MIB", GROWN_MIB.to_string()));
     context.display.begin_step(&format!("{}: NVMe/TCP initiator", kernel.name()));
     let (clean, ()) = guest::run_beside(context, kernel, &order("nvme.sh", variables), |signs| {
@@ -110,7 +112,7 @@ pub(crate) fn nvme_stand_in(
     let nqn = "nqn.2026-01.test:stand-in".to_owned();
     let subsystem = NvmeSubsystem { nqn, io_port: port, discovery_port: port };
     let mut variables = nvme_variables(&subsystem, IpAddr::from([127, 0, 0, 1]));
-    variables.extend(load_variables(load, if load.digests { "off on" } else { "off" }));
+    variables.extend(load_variables(load, load.digests.to_owned()));
     variables.push(("STAND_IN", "nvmet".to_owned()));
     run(context, kernel, "nvme.sh", variables)
 }

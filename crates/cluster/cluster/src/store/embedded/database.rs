@@ -149,7 +149,7 @@ fn lock(path: &Path, fresh: bool) -> Result<File, DatabaseError> {
     Ok(file)
 }
 
-#[expect(clippy::disallowed_methods, reason = "whoever opens a store waits for its disk anyway")]
+#[expect(clippy::disallowed_methods, reason = "opening a store waits for its disk anyway")]
 fn lock_retry_pause(time: Duration) {
     std::thread::sleep(time);
 }

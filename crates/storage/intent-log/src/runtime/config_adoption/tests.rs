@@ -126,7 +126,7 @@ fn generations_only_increase_and_only_for_named_images() {
         new.slots[1].generations,
         PeerGenerations { common: at(0, 0), last_cleared: at(5, 1) }
     );
-    assert_eq!(new.slots[2], SlotEntry::default(), "it is nobody's");
+    assert_eq!(new.slots[2], SlotEntry::default(), "it has no replica");
     let older =
         GenerationUpdate { generation: at(4, 9), shared_with: vec![image(1)], cleared: None };
     assert_eq!(new.with_generation(&older), new, "what is older changes nothing");

@@ -1,5 +1,5 @@
 //! A file system full at one node: the volume continues at the other and resyncs once there is room
-//! again. If both are full, both stay in sync ([`full`](super::full)).
+//! again. If both are full, both stay in sync ([`full`]).
 
 use super::{
     FAULT_TIME, describe, full,

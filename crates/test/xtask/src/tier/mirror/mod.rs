@@ -225,7 +225,7 @@ fn describe(pause: PauseClass, longest: Duration, clients: &[MultipathClient]) -
             promised.as_secs_f64(),
             allowed.as_secs_f64()
         ),
-        None => "as long as nobody was there".to_owned(),
+        None => "as long as no node was there".to_owned(),
     };
     format!("longest pause {:.2} s ({promise}); {operations} operations", longest.as_secs_f64())
 }

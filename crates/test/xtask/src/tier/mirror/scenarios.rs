@@ -122,7 +122,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "kill -9 of all three at once", pause: PauseClass::Outage, run: blackout },
 ];
 
-/// Combined faults, for [`chaos`]: the volume may be down until a node returns.
+/// Combined faults, for [`chaos`](super::chaos): the volume may be down until a node returns.
 pub(super) const CHAOS_SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "node b dies before node a, killed earlier, is in sync again",

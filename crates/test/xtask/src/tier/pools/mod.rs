@@ -134,7 +134,7 @@ impl TestVolume {
         }
         let untouched = BLOCKS as u64 * 3;
         session.read(untouched, &mut read).with_context(|| format!("{}: read", self.name))?;
-        ensure!(read.iter().all(|&b| b == 0), "{}: there is what nobody has written", self.name);
+        ensure!(read.iter().all(|&b| b == 0), "{}: data that was never written", self.name);
         session.logout().with_context(|| format!("{}: logout", self.name))
     }
 }

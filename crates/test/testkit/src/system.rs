@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::TestDir;
 
 /// Runs a program; gives its output, or `None` when it is missing or fails.
 pub fn program(name: &str, args: &[&str]) -> Option<String> {
@@ -25,6 +26,7 @@ impl Loop {
         program("losetup", &args).map(|device| Self(device.into()))
     }
 
+    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -42,18 +44,14 @@ impl Drop for Loop {
 }
 
 /// A mounted file system.
-pub struct Mount(PathBuf);
+pub struct Mount(TestDir);
 
 impl Mount {
     /// Mounts with these arguments of `mount`, on a directory beside the build; `None` where that
     /// is not allowed.
     pub fn new(args: &[&str]) -> Option<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("mount-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        std::fs::create_dir_all(&at).expect("the build's directory can be written");
-        let mounted = Self(at);
-        program("mount", &[args, &[text(&mounted.0)]].concat()).map(|_| mounted)
+        let at = TestDir::on_disk();
+        program("mount", &[args, &[text(at.path())]].concat()).map(|_| Self(at))
     }
 
     /// A memory file system of this size (`mount` understands `1m`).
@@ -63,13 +61,12 @@ impl Mount {
 
     /// The name of a file on it.
     pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.file(name)
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        program("umount", &[text(&self.0)]);
-        let _ = std::fs::remove_dir(&self.0);
+        program("umount", &[text(self.0.path())]);
     }
 }
