@@ -612,7 +612,7 @@ impl CorePool {
     async fn on_admission(&self, admission: Admission) {
         let Admission { member, stale_regions, done } = admission;
         match self.admit(&member, stale_regions).await {
-            // If nobody waits for it, the pool is closed.
+            // If no task waits for it, the pool is closed.
             Ok(()) => drop(done.send(())),
             Err(why) => {
                 tracing::error!(member = member.id.0, error = %why, "a disk of the pool cannot be used on this core");

@@ -215,7 +215,7 @@ pub(super) fn array_member(
 }
 
 /// Marks as stale what was being written when a member was detached, by the entries that its own
-/// rings hold of its last log generation. After a crash nobody else has marked that: a row whose
+/// rings hold of its last log generation. After a crash nothing else has marked that: a row whose
 /// parity lies on this member alone is logged on it alone.
 pub(super) async fn mark_in_flight_writes(
     core: &Core,

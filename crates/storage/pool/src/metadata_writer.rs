@@ -699,7 +699,7 @@ impl MetadataWriter {
     }
 }
 
-/// Keeps an abandoned disk open while requests to it are in flight, so that nobody else opens it:
+/// Keeps an abandoned disk open while requests to it are in flight, so that no other opens it:
 /// they would overwrite later writes. Other cores that have it open do not hold it this long.
 pub(super) fn hold_until_idle(disk: Rc<MemberDisk>) {
     tokio::task::spawn_local(async move {

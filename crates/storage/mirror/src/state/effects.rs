@@ -129,8 +129,8 @@ impl Effects {
         self.wakes.join = true;
     }
 
-    /// Begins to carry them out, unless that is under way: then whoever does it continues with
-    /// those that were added.
+    /// Begins to carry them out. False if that is under way: then it continues with those that were
+    /// added.
     pub(in super::super) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.is_running, true)
     }
