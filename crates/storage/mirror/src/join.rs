@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::config::MirrorConfig;
 use super::membership::Event;
 use super::replica::Replica;
+use super::state::ReplicaState;
 
 /// How often an out-of-sync replica checks whether it should ask again.
 pub(super) const JOIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -140,7 +141,7 @@ impl Replica {
         if !self.join_backoff().is_ready(self.core.now()) {
             return;
         }
-        self.step(|s, fx| s.stop_accepting(fx));
+        self.step(ReplicaState::stop_accepting);
         self.signal.until(|| self.state().prepared.is_drained().then_some(())).await;
         if self.join_target().is_none_or(|(now, l)| now != config || l.session() != link.session())
         {

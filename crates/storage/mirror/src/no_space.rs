@@ -18,6 +18,7 @@ use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteKind, WriteOp};
 use super::Mistake;
 use super::peer_requests::PeerAnswer;
 use super::replica::{Nodes, Replica};
+use super::state::ReplicaState;
 use super::state::prepared_list::OpNumber;
 use super::state::sequencer::ReplicationOutcome;
 use super::state::write::WriteOutcome;
@@ -140,7 +141,7 @@ impl Replica {
         // A region without a dirty bit here would not be copied to a joiner.
         keep |= !self.leg.log.is_hot(self.byte_range(entry.range));
         // A joiner whose admission is pending must not differ.
-        keep |= self.step(|s, fx| s.cancel_admissions(fx));
+        keep |= self.step(ReplicaState::cancel_admissions);
         Some(if keep { NoSpaceDecision::Keep } else { NoSpaceDecision::Reject(zeroes) })
     }
 

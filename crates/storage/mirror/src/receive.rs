@@ -13,6 +13,7 @@ use super::no_space::NoSpaceReport;
 use super::peer_requests::PeerAnswer;
 use super::replica::Replica;
 use super::session_handler::is_lease_message;
+use super::state::ReplicaState;
 use super::state::local_writes::LocalWriteOutcome;
 
 impl Replica {
@@ -50,7 +51,7 @@ impl Replica {
             Message::StartView { view, last_seq, committed } => {
                 self.step(|s, fx| s.on_start_view(from, view, last_seq, committed, fx));
             }
-            Message::Rejoin { .. } => self.step(|s, fx| s.on_rejoin(fx)),
+            Message::Rejoin { .. } => self.step(ReplicaState::on_rejoin),
             Message::Join {
                 incarnation,
                 epoch,

@@ -168,13 +168,19 @@ impl Replica {
             (result, effects.take_wakes(), effects.begin())
         };
         self.wake(wakes);
-        while runs {
-            // The queue is not borrowed while an effect is carried out.
-            let next = self.effects.borrow_mut().next();
-            let Some(effect) = next else { break };
-            self.carry_out(effect);
+        if runs {
+            self.carry_out_effects();
         }
         result
+    }
+
+    /// Carries out the queue, which is not borrowed while an effect is carried out.
+    fn carry_out_effects(self: &Rc<Self>) {
+        loop {
+            let next = self.effects.borrow_mut().next();
+            let Some(effect) = next else { return };
+            self.carry_out(effect);
+        }
     }
 
     fn wake(&self, wakes: Wakes) {

@@ -13,6 +13,7 @@ use super::config::MirrorConfig;
 use super::membership::Event;
 use super::reconcile::EntryCopy;
 use super::replica::Replica;
+use super::state::ReplicaState;
 use super::state::sequencer::ReplicationOutcome;
 
 impl Replica {
@@ -20,7 +21,7 @@ impl Replica {
     /// [`Event::ViewBegun`].
     pub(super) async fn prepare_view(self: Rc<Self>, view: View, config: Option<MirrorConfig>) {
         let is_drained = self.signal.until(|| self.state().is_drained_for(view)).await;
-        if !is_drained || !self.step(|s, fx| s.on_drained(fx)) {
+        if !is_drained || !self.step(ReplicaState::on_drained) {
             return;
         }
         let adopted = match &config {

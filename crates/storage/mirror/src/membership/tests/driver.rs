@@ -433,7 +433,7 @@ impl World {
             None => {}
             Some(false) => self.process(n).begin = None,
             Some(true) => {
-                if self.step(n, |s, fx| s.on_drained(fx)) == Some(true) {
+                if self.step(n, ReplicaState::on_drained) == Some(true) {
                     self.finish_begin(n);
                 } else {
                     self.process(n).begin = None;
