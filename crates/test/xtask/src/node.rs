@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::{
+    collections::VecDeque,
     ffi::OsStr,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
@@ -20,9 +21,12 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+/// How many ports that were found are not found again: far more than a cluster has listeners.
+const REMEMBERED_PORTS: usize = 256;
 /// How long a node may take until it answers. The start-up tier measures this; here it is only a
 /// limit.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -157,10 +161,22 @@ pub(crate) struct ExportedVolume {
     pub(crate) subsystem: NvmeSubsystem,
 }
 
-/// Finds a port without a listener; it is free again when this returns.
+/// Finds a port without a listener; it is free again when this returns. The system may offer it
+/// again at once, so the last ones are remembered: the listeners of a node need different ports.
 pub(crate) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
-    Ok(listener.local_addr()?.port())
+    static LAST: Mutex<VecDeque<u16>> = Mutex::new(VecDeque::new());
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
+        let port = listener.local_addr()?.port();
+        if !last.contains(&port) {
+            last.push_back(port);
+            if last.len() > REMEMBERED_PORTS {
+                last.pop_front();
+            }
+            return Ok(port);
+        }
+    }
 }
 
 /// The node's listeners for iSCSI, NVMe/TCP and NVMe discovery.
@@ -509,6 +525,13 @@ pub(crate) fn memory_kib(process: u32, field: &str) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_that_are_found_in_a_row_differ() {
+        let found = (0..REMEMBERED_PORTS / 2).map(|_| free_port().unwrap());
+        let different: std::collections::BTreeSet<_> = found.collect();
+        assert_eq!(different.len(), REMEMBERED_PORTS / 2);
+    }
 
     #[test]
     fn this_process_has_memory_and_time() {
