@@ -1,32 +1,16 @@
 //! Clears dirty bits that are not needed any more (RFD 0010, 6.3).
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use block::Error;
-use intent_log::{FlushStamp, GenerationUpdate, Region};
+use intent_log::{GenerationUpdate, Region};
 use peer::{DataGeneration, Link, Message, View};
 use uuid::Uuid;
 
 use super::Mistake;
 use super::membership::Event;
 use super::replica::Replica;
-
-/// How often dirty bits are considered for clearing.
-pub(super) const CLEAR_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Most regions that are cleared at once.
-const CLEAR_BATCH_MAX: usize = 4096;
-
-/// Regions to be cleared here once the data generation of that clearing has been recorded.
-#[derive(Debug)]
-pub(super) struct PendingClear {
-    generation: DataGeneration,
-    images: Vec<Uuid>,
-    stamp: FlushStamp,
-    queued_at: Duration,
-    regions: Vec<Region>,
-}
+use super::state::clearing::{CLEAR_BATCH_MAX, PendingClear};
 
 /// Sends that these regions may be cleared, in as many messages as it takes.
 pub(super) fn send_clear_regions(link: &Link, view: View, request: u64, regions: &[(u64, u64)]) {
@@ -39,13 +23,7 @@ impl Replica {
     /// Runs each [`CLEAR_INTERVAL`].
     pub(super) async fn clear_idle_regions(self: &Rc<Self>) {
         self.leg.log.tick();
-        if self
-            .state()
-            .pending_clear
-            .as_ref()
-            .is_some_and(|c| self.core.now() >= c.queued_at + 2 * CLEAR_INTERVAL)
-        {
-            // No other generation has followed to be recorded with it.
+        if self.step(|s, _| s.is_clear_overdue()) {
             self.apply_pending_clear().await;
         }
         if let Some(view) = self.serving_view() {
@@ -66,7 +44,7 @@ impl Replica {
         let mut idle = self.leg.log.idle_dirty_regions(&images, CLEAR_BATCH_MAX);
         // Regions that only other members have marked dirty: in resyncs, or under an earlier
         // primary.
-        let reported = std::mem::take(&mut self.state_mut().reported_dirty);
+        let reported = self.step(|s, _| s.take_reported_dirty());
         let reported =
             reported.iter().flat_map(|(at, len)| geometry.regions_in(*at, *len)).flatten();
         let is_dirty = |r: &Region| images.iter().any(|image| self.leg.log.is_dirty(*image, *r));
@@ -79,7 +57,7 @@ impl Replica {
         }
         // All other members record the generation before any dirty bit is cleared: a replica that
         // comes back without it is an older copy (RFD 0032).
-        let generation = self.next_generation(view);
+        let generation = self.step(|s, _| s.next_generation(view));
         let is_late = self.settings.has_mistake(Mistake::ClearsBeforeGeneration);
         let count = if is_late { generation.count & !7 } else { generation.count };
         let Ok(Some((request, stamp))) = self.flush_members(view, count).await else { return };
@@ -108,29 +86,22 @@ impl Replica {
     /// Reports idle dirty regions to the primary, which may not have marked them.
     fn report_idle_dirty(&self, view: View) {
         let mut idle = self.leg.log.idle_dirty_regions(&self.in_sync_images(), CLEAR_BATCH_MAX);
-        let state = self.state();
-        let is_pending =
-            |c: &PendingClear, region: &Region| c.regions.binary_search(region).is_ok();
-        idle.retain(|region| !state.pending_clear.as_ref().is_some_and(|c| is_pending(c, region)));
-        drop(state);
+        idle.retain(|region| !self.state().is_clear_pending(region));
         let regions = self.region_extents(&idle);
         if let Some(link) = self.primary_link().filter(|_| !regions.is_empty()) {
             link.send(Message::IdleDirtyRegions { view, regions });
         }
     }
 
-    /// A member has reported idle dirty regions.
-    pub(super) fn on_idle_dirty(&self, ranges: Vec<(u64, u64)>) {
-        let state = &mut *self.state_mut();
-        if state.membership.is_primary() && state.reported_dirty.len() < CLEAR_BATCH_MAX {
-            state.reported_dirty.extend(ranges.into_iter().take(CLEAR_BATCH_MAX));
-        }
-    }
-
     /// The primary says that these regions are equal and durable at all members, and that all have
     /// recorded the data generation of this clearing. They are cleared here once that is recorded
     /// too, together with the next generation if one follows soon.
-    pub(super) fn on_clear_regions(&self, view: View, request: u64, ranges: &[(u64, u64)]) {
+    pub(super) fn on_clear_regions(
+        self: &Rc<Self>,
+        view: View,
+        request: u64,
+        ranges: &[(u64, u64)],
+    ) {
         let Some((stamp, count)) = self.leg.flush_coverage(request) else { return };
         let generation = DataGeneration { epoch: view.epoch, count };
         let Some(images) = self.state().membership.generation_peers(view.epoch) else { return };
@@ -147,19 +118,8 @@ impl Replica {
         let is_dirty = |r: &Region| images.iter().any(|image| self.leg.log.is_dirty(*image, *r));
         let mut regions: Vec<_> = ranges.iter().flat_map(regions_inside).filter(is_dirty).collect();
         regions.sort_unstable();
-        if regions.is_empty() {
-            return;
-        }
-        match &mut self.state_mut().pending_clear {
-            Some(pending) if pending.generation == generation => {
-                pending.regions.extend(regions);
-                pending.regions.sort_unstable();
-            }
-            // The regions of the older one stay dirty, and are considered again later.
-            other => {
-                let queued_at = self.core.now();
-                *other = Some(PendingClear { generation, images, stamp, queued_at, regions });
-            }
+        if !regions.is_empty() {
+            self.step(|s, _| s.queue_clear(generation, images, stamp, regions));
         }
     }
 
@@ -181,7 +141,7 @@ impl Replica {
         generation: DataGeneration,
         shared_with: Vec<Uuid>,
     ) -> bool {
-        let pending = self.state_mut().pending_clear.take();
+        let pending = self.step(|s, _| s.take_pending_clear());
         let cleared = pending.as_ref().map(|c| (c.generation, c.images.clone()));
         if self
             .leg
@@ -197,14 +157,6 @@ impl Replica {
             self.leg.log.clear(&images, regions, stamp);
         }
         true
-    }
-
-    /// The next data generation of the epoch of `view`.
-    pub(super) fn next_generation(&self, view: View) -> DataGeneration {
-        let last = self.state().last_generation;
-        let count = if last.epoch == view.epoch { last.count.saturating_add(1) } else { 1 };
-        self.state_mut().last_generation = DataGeneration { epoch: view.epoch, count };
-        self.state().last_generation
     }
 
     /// The images of the other members.

@@ -6,7 +6,6 @@ use std::rc::Rc;
 use block::{Blocks, Bufs, Ctx, Error, Lba, MemoryClass, RequestError};
 use peer::{CompareAndWriteOutcome, Link, Message, NodeId, View, WriteId, WriteKind, WriteOp};
 
-use super::receive::to_outcome;
 use super::replica::Replica;
 use super::state::local_writes::LocalWriteOutcome;
 use super::state::write::{PayloadSource, WriteOutcome};
@@ -243,6 +242,19 @@ impl Replica {
                 tracing::error!(at = range.at.0, %error, "no replica can read this");
                 false
             }
+        }
+    }
+}
+
+/// The outcome to send for the result of a compare-and-write.
+fn to_outcome(result: Result<(), RequestError>) -> CompareAndWriteOutcome {
+    match result {
+        Ok(()) => CompareAndWriteOutcome::Done,
+        Err(RequestError::Miscompare { offset }) => CompareAndWriteOutcome::Miscompare { offset },
+        Err(RequestError::Device(e)) => CompareAndWriteOutcome::Failed(e),
+        // Reservations and client admission are handled above the mirror.
+        Err(RequestError::ReservationConflict | RequestError::NoMemory) => {
+            CompareAndWriteOutcome::Failed(Error::Aborted)
         }
     }
 }

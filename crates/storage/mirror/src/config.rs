@@ -3,6 +3,7 @@
 //! It is a JSON object, replaced whole, by compare-and-put, with the next epoch.
 
 use std::future::Future;
+use std::pin::Pin;
 
 use block::Epoch;
 use peer::{DataGeneration, Incarnation, NodeId};
@@ -459,6 +460,39 @@ pub trait ConfigStore: 'static {
     /// Waits until the configuration may have changed. May return without a change; bounded in
     /// time.
     fn wait_changed(&self) -> impl Future<Output = ()>;
+}
+
+type ConfigStoreFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// A [`ConfigStore`] behind a pointer.
+pub(super) trait DynConfigStore {
+    fn read(&self) -> ConfigStoreFuture<'_, Result<MirrorConfig, StoreUnavailable>>;
+    fn put<'a>(
+        &'a self,
+        after: Epoch,
+        config_id: u128,
+        config: &'a MirrorConfig,
+    ) -> ConfigStoreFuture<'a, PutOutcome>;
+    fn wait_changed(&self) -> ConfigStoreFuture<'_, ()>;
+}
+
+impl<R: ConfigStore> DynConfigStore for R {
+    fn read(&self) -> ConfigStoreFuture<'_, Result<MirrorConfig, StoreUnavailable>> {
+        Box::pin(ConfigStore::read(self))
+    }
+
+    fn put<'a>(
+        &'a self,
+        after: Epoch,
+        config_id: u128,
+        config: &'a MirrorConfig,
+    ) -> ConfigStoreFuture<'a, PutOutcome> {
+        Box::pin(ConfigStore::put(self, after, config_id, config))
+    }
+
+    fn wait_changed(&self) -> ConfigStoreFuture<'_, ()> {
+        Box::pin(ConfigStore::wait_changed(self))
+    }
 }
 
 #[cfg(test)]

@@ -14,9 +14,8 @@ use rt::fault_point::{self, FaultPoint};
 use slab::Slab;
 
 use super::membership::RecordedGenerations;
-use super::no_space::split_by_zeroes;
-use super::replica::is_metadata;
-use super::state::ReplicaImage;
+use super::state::{ReplicaImage, is_metadata};
+use super::zeroes::split_by_zeroes;
 use super::{MirrorSettings, Mistake};
 
 /// Number of flushes whose stamps are remembered, for a CLEAR REGIONS that names one.

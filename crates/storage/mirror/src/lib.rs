@@ -18,13 +18,13 @@
 //! * `resync`, `join`: bringing a replica in sync, at the primary and at the joiner (6.6);
 //! * `bitmap_clearing`: clearing dirty bits (6.3); `generations`: recognising rolled-back copies
 //!   (RFD 0032); `verify`: comparing the members (9.5);
-//! * `membership_driver`: what the membership asks of the store, and watching what it cannot see;
-//!   `reachability`: members that do not reach each other.
+//! * `membership_driver`: what the membership asks of the store, and watching what it cannot see.
 
 mod bitmap_clearing;
 mod compare_and_write;
 pub mod config;
 mod flush;
+mod free_space;
 mod generations;
 #[cfg(feature = "testing")]
 mod in_flight;
@@ -35,7 +35,6 @@ mod membership_driver;
 mod mistake;
 mod no_space;
 mod peer_requests;
-mod reachability;
 mod read;
 mod receive;
 pub mod reconcile;
@@ -50,6 +49,7 @@ mod state;
 mod verify;
 mod view_change;
 mod write;
+mod zeroes;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -65,20 +65,20 @@ use peer::{Incarnation, Link, NodeId, View, WriteKind, WriteOp};
 use rt::Core;
 use tokio::sync::Semaphore;
 
+pub use free_space::{FreeBytesFuture, FreeSpace};
 #[cfg(feature = "testing")]
 pub use in_flight::{InFlightCounts, ResyncTotals};
 pub use mistake::Mistake;
-pub use no_space::{FreeBytesFuture, FreeSpace};
 pub use settings::MirrorSettings;
 pub use state::joiners::UnreadableData;
 pub use verify::{VerifyMismatch, VerifyReport};
 
 use config::{ConfigStore, MirrorConfig};
 use intent_log::{CloseError, IntentLog, LogDamage, LogOpenReport};
-use join::JoinBackoff;
 use leg::Leg;
 use membership::{Event, ImageSummary, MirrorMembership, NotServingReason};
 use replica::Replica;
+use state::join_backoff::JoinBackoff;
 use state::local_writes::LocalWrites;
 use state::{ReplicaImage, ReplicaState};
 

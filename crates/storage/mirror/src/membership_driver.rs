@@ -1,54 +1,19 @@
 //! Carries out what the membership state machine asks of the store, and watches what it cannot see.
 
-use std::pin::Pin;
 use std::rc::Rc;
-use std::time::Duration;
 
-use block::{Epoch, Error};
+use block::Error;
 use peer::{Link, Message, NodeId};
 use rt::fault_point::{self, FaultPoint};
 
-use super::config::{ConfigStore, MirrorConfig, PutOutcome, StoreUnavailable};
+use super::config::{PutOutcome, StoreUnavailable};
 use super::membership::Event;
-use super::replica::{Nodes, Replica};
+use super::replica::Replica;
+use super::state::Nodes;
+use super::state::clearing::CLEAR_INTERVAL;
 use super::state::effects::ConfigPut;
-use super::{LegLoss, bitmap_clearing, join, reachability};
-
-/// How often a replica that does not serve reads its configuration from the store.
-const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-type ConfigStoreFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
-
-/// A [`ConfigStore`] behind a pointer.
-pub(super) trait DynConfigStore {
-    fn read(&self) -> ConfigStoreFuture<'_, Result<MirrorConfig, StoreUnavailable>>;
-    fn put<'a>(
-        &'a self,
-        after: Epoch,
-        config_id: u128,
-        config: &'a MirrorConfig,
-    ) -> ConfigStoreFuture<'a, PutOutcome>;
-    fn wait_changed(&self) -> ConfigStoreFuture<'_, ()>;
-}
-
-impl<R: ConfigStore> DynConfigStore for R {
-    fn read(&self) -> ConfigStoreFuture<'_, Result<MirrorConfig, StoreUnavailable>> {
-        Box::pin(ConfigStore::read(self))
-    }
-
-    fn put<'a>(
-        &'a self,
-        after: Epoch,
-        config_id: u128,
-        config: &'a MirrorConfig,
-    ) -> ConfigStoreFuture<'a, PutOutcome> {
-        Box::pin(ConfigStore::put(self, after, config_id, config))
-    }
-
-    fn wait_changed(&self) -> ConfigStoreFuture<'_, ()> {
-        Box::pin(ConfigStore::wait_changed(self))
-    }
-}
+use super::state::reachability::WATCHDOG_INTERVAL;
+use super::{LegLoss, join};
 
 impl Replica {
     /// Passes an event to the membership state machine.
@@ -60,7 +25,7 @@ impl Replica {
     pub(super) async fn read_config(self: Rc<Self>) {
         let result = self.config_store.read().await;
         if result.is_ok() {
-            self.state_mut().store_silent_since = None;
+            self.step(|s, _| s.on_store_answer());
         }
         let next_config_id =
             (u128::from(self.core.random_u64()) << 64) | u128::from(self.core.random_u64());
@@ -83,7 +48,7 @@ impl Replica {
         let outcome = self.config_store.put(epoch, config_id, &next).await;
         fault_point::reach(FaultPoint::ConfigPutAnswered);
         if outcome != PutOutcome::Unknown {
-            self.state_mut().store_silent_since = None;
+            self.step(|s, _| s.on_store_answer());
         }
         // The result of an earlier put, overtaken by another put to the store, tells nothing about
         // the present one.
@@ -96,11 +61,6 @@ impl Replica {
     /// the error; any other member leaves, and the rest go on.
     pub(super) fn on_leg_error(self: &Rc<Self>, e: Error) -> bool {
         self.step(|s, fx| s.on_leg_error(e, fx))
-    }
-
-    /// Ends the attempt of `node`: no write waits for it any more.
-    pub(super) fn drop_joiner(self: &Rc<Self>, node: NodeId) {
-        self.step(|s, fx| s.drop_joiner(node, fx));
     }
 
     /// A session is up; the older one with that node, if any, has ended.
@@ -163,7 +123,7 @@ impl Replica {
     async fn run_joiner(self: Rc<Self>) {
         while !self.is_closed() {
             let check = || {
-                let wanted = std::mem::take(&mut self.state_mut().join_wanted);
+                let wanted = self.step(|s, _| s.take_join_wanted());
                 (wanted || self.is_closed()).then_some(())
             };
             // Check after a second in any case: a request may have been lost.
@@ -179,7 +139,7 @@ impl Replica {
 
     async fn run_bitmap_clearing(self: Rc<Self>) {
         while !self.is_closed() {
-            self.sleep(bitmap_clearing::CLEAR_INTERVAL).await;
+            self.sleep(CLEAR_INTERVAL).await;
             if !self.is_closed() && !self.is_leg_lost() {
                 self.clear_idle_regions().await;
             }
@@ -189,10 +149,13 @@ impl Replica {
     /// Finds operations that hang although their node is alive (RFD 0010, 4.8).
     async fn run_watchdog(self: Rc<Self>) {
         while !self.is_closed() {
-            self.sleep(reachability::WATCHDOG_INTERVAL).await;
-            // Not the system clock: while this process is stopped, it answers nothing and need not.
-            self.state_mut().awake_clock += reachability::WATCHDOG_INTERVAL;
-            self.poll_config();
+            self.sleep(WATCHDOG_INTERVAL).await;
+            self.step(|s, fx| {
+                // Not the system clock: while this process is stopped, it answers nothing and need
+                // not.
+                s.awake_clock += WATCHDOG_INTERVAL;
+                s.poll_config(fx);
+            });
             let before = |time| self.awake_now().saturating_sub(time);
             let (stuck_since, absent_since) =
                 (before(self.settings.stuck_timeout), before(self.settings.absent_timeout));
@@ -206,26 +169,31 @@ impl Replica {
                 self.step(|s, fx| s.on_leg_error_with_loss(Error::Gone, loss, fx));
             }
             self.close_silent_sessions();
-            if self.is_primary() {
-                self.exclude_unresponsive(stuck_since, absent_since);
-            } else {
-                // Later than the primary detects members that no member reaches.
-                self.report_unreachable(before(2 * self.settings.absent_timeout));
-            }
+            let overdue = self.peer_requests.overdue(stuck_since);
+            self.step(|s, fx| {
+                if s.is_primary() {
+                    s.exclude_unresponsive(stuck_since, absent_since, overdue, fx);
+                } else {
+                    // Later than the primary detects members that no member reaches.
+                    s.report_unreachable(before(2 * self.settings.absent_timeout), fx);
+                }
+            });
             self.send_keepalives();
             self.check_free_space();
         }
     }
 
-    /// While it does not serve, it reads the store repeatedly: it may have missed the change notice
-    /// of the configuration it waits for.
-    fn poll_config(self: &Rc<Self>) {
-        let now = self.awake_now();
-        if self.serving_view().is_none()
-            && now >= self.state().config_polled_at + CONFIG_POLL_INTERVAL
-        {
-            self.state_mut().config_polled_at = now;
-            self.handle_event(Event::ConfigChanged);
+    /// Closes silent sessions whose nodes are alive, so that new ones may use other paths.
+    fn close_silent_sessions(&self) {
+        let links = self.sessions.links();
+        for link in links.iter().filter(|l| !l.is_closed()) {
+            if self.state().is_session_silent(link.node()) {
+                tracing::warn!(
+                    node = link.node().0,
+                    "a session is silent although its node is alive"
+                );
+                link.close();
+            }
         }
     }
 
@@ -237,42 +205,6 @@ impl Replica {
         for link in links.iter().filter(|link| !members.contains(&link.node())) {
             let report = self.state().membership.report_for(link.node());
             link.send(Message::ReplicaReport(report));
-        }
-    }
-
-    /// Excludes members that have not answered since `stuck_since`, or have had no session since
-    /// `absent_since`.
-    fn exclude_unresponsive(self: &Rc<Self>, stuck_since: Duration, absent_since: Duration) {
-        let mut unresponsive = self.state().sequencer.overdue(stuck_since);
-        unresponsive.extend(self.peer_requests.overdue(stuck_since));
-        unresponsive.extend(self.silent_joiners());
-        if self.state().view_began_at < stuck_since
-            && self.active_view() != self.state().membership.view()
-        {
-            unresponsive.extend(self.state().membership.missing_do_view_change());
-        }
-        unresponsive.extend(
-            self.state()
-                .unlinked_since
-                .iter()
-                .filter(|(_, at)| **at < absent_since)
-                .map(|(n, _)| *n),
-        );
-        unresponsive.extend(self.unreachable_member());
-        unresponsive.sort_unstable();
-        unresponsive.dedup();
-        for node in unresponsive {
-            if self.others().contains(&node) {
-                if !self.state().membership.is_peer_stuck(node) {
-                    tracing::warn!(
-                        node = node.0,
-                        "a replica makes no progress although its node is alive"
-                    );
-                    self.handle_event(Event::PeerStuck(node));
-                }
-            } else {
-                self.drop_joiner(node);
-            }
         }
     }
 }

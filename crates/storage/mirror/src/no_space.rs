@@ -5,9 +5,7 @@
 //! member has room, none needs to leave: the primary makes all members write the same contents to
 //! the range, which needs no space, and the write is rejected.
 
-use std::fmt;
 use std::ops::Range;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -16,37 +14,16 @@ use futures_util::future::join_all;
 use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteKind, WriteOp};
 
 use super::Mistake;
-use super::peer_requests::PeerAnswer;
-use super::replica::{Nodes, Replica};
-use super::state::ReplicaState;
+use super::peer_requests::{NoSpaceReport, PeerAnswer};
+use super::replica::Replica;
 use super::state::prepared_list::OpNumber;
 use super::state::sequencer::ReplicationOutcome;
 use super::state::write::WriteOutcome;
+use super::state::{Nodes, ReplicaState};
+use super::zeroes::split_by_zeroes;
 
 /// How long the system may take to report free space.
 const FREE_SPACE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How often free space is checked meanwhile.
-const FREE_SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Tells how much space is free for a replica.
-pub trait FreeSpace: fmt::Debug {
-    /// Bytes free where the replica is stored; `None` if unknown.
-    fn free_bytes(&self) -> FreeBytesFuture<'_>;
-}
-
-/// The future of [`FreeSpace::free_bytes`].
-pub type FreeBytesFuture<'a> = Pin<Box<dyn Future<Output = Option<u64>> + 'a>>;
-
-/// What a member reports of a write for which some members have no space.
-#[derive(Debug)]
-pub(super) struct NoSpaceReport {
-    /// Bytes free where its replica is stored.
-    pub(super) free_bytes: u64,
-    /// Blocks of the write that read as zeroes there (first block, count), if its leg has no space
-    /// for it.
-    pub(super) zero_blocks: Result<Vec<(u64, u64)>, Error>,
-}
 
 /// What is done with such a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,25 +37,15 @@ enum NoSpaceDecision {
 impl Replica {
     /// Clears the full state once there is room again.
     pub(super) fn check_free_space(self: &Rc<Self>) {
-        let now = self.awake_now();
-        if !self.is_full() || now < self.state().free_space_checked_at + FREE_SPACE_CHECK_INTERVAL {
+        if !self.step(|s, _| s.begin_space_check()) {
             return;
         }
-        self.state_mut().free_space_checked_at = now;
         let this = Rc::clone(self);
         self.spawn(async move {
             if this.free_bytes().await >= this.settings.min_free_bytes {
-                this.step(|s, fx| {
-                    s.no_space_at = None;
-                    fx.wake();
-                });
+                this.step(ReplicaState::on_space_freed);
             }
         });
-    }
-
-    /// Whether this leg has recently had no space for a write.
-    pub(super) fn is_full(&self) -> bool {
-        self.state().is_full()
     }
 
     /// At the primary: all members have answered the write, and the `rejected_by` nodes have no
@@ -173,7 +140,7 @@ impl Replica {
             return self.fail_replacement(op_number, e);
         }
         drop((op, ctx));
-        self.state_mut().prepared.mark_applied(op_number);
+        self.step(|s, _| s.prepared.mark_applied(op_number));
         if self.is_view_over(view) {
             return self.abandon_write(entry);
         }
@@ -275,47 +242,5 @@ impl Replica {
             (range.at.0 + (bytes.start / block) as u64, (bytes.len() / block) as u64)
         };
         Ok(zeroes.map(|(part, _)| blocks(part)).collect())
-    }
-}
-
-/// Whether all bytes are zero. Without a branch for each byte.
-pub(super) fn is_zero(data: &Bufs) -> bool {
-    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |any, byte| any | byte) == 0;
-    data.iter().all(|piece| piece.chunks(4096).all(is_zero))
-}
-
-/// Splits `data`, in order, into runs of blocks that are all zeroes and runs of blocks that are
-/// not.
-pub(super) fn split_by_zeroes(data: &Bufs, block: usize) -> Vec<(Range<usize>, bool)> {
-    let mut parts: Vec<(Range<usize>, bool)> = Vec::new();
-    for at in (0..data.len()).step_by(block) {
-        let end = (at + block).min(data.len());
-        let zeroes = is_zero(&data.slice(at..end));
-        match parts.last_mut().filter(|(_, last)| *last == zeroes) {
-            Some((part, _)) => part.end = end,
-            None => parts.push((at..end, zeroes)),
-        }
-    }
-    parts
-}
-
-#[cfg(test)]
-mod tests {
-    use rt::buf::{BufferPool, copy_in};
-
-    use super::*;
-
-    #[test]
-    fn data_is_split_at_zero_blocks() {
-        let pool = BufferPool::new(1 << 20).unwrap();
-        let credit = pool.account().try_credit(8 * 512, MemoryClass::Read).unwrap();
-        let mut bytes = vec![0; 6 * 512];
-        bytes[2 * 512 + 511] = 1;
-        bytes[3 * 512] = 1;
-        let data = copy_in(&credit, &bytes);
-        let expected = [(0..1024, true), (1024..2048, false), (2048..3072, true)];
-        assert_eq!(split_by_zeroes(&data, 512), expected);
-        assert_eq!(split_by_zeroes(&Bufs::zeroes(512), 512), [(0..512, true)]);
-        assert_eq!(split_by_zeroes(&Bufs::new(), 512), []);
     }
 }

@@ -9,7 +9,15 @@ use std::time::Duration;
 use block::{Bufs, Error};
 use peer::NodeId;
 
-use super::no_space::NoSpaceReport;
+/// What a member reports of a write for which some members have no space.
+#[derive(Debug)]
+pub(super) struct NoSpaceReport {
+    /// Bytes free where its replica is stored.
+    pub(super) free_bytes: u64,
+    /// Blocks of the write that read as zeroes there (first block, count), if its leg has no space
+    /// for it.
+    pub(super) zero_blocks: Result<Vec<(u64, u64)>, Error>,
+}
 
 /// An answer.
 #[derive(Debug)]

@@ -2,18 +2,16 @@
 
 use std::rc::Rc;
 
-use block::{Ctx, Error, RequestError};
+use block::Ctx;
 use intent_log::ExportedBitmap;
 use peer::{
-    CompareAndWriteOutcome, Link, Message, NodeId, PreparedEntry, ReceivedMessage, View, WriteId,
-    WriteKind, WriteOp,
+    Link, Message, NodeId, PreparedEntry, ReceivedMessage, View, WriteId, WriteKind, WriteOp,
 };
 
-use super::no_space::NoSpaceReport;
-use super::peer_requests::PeerAnswer;
+use super::peer_requests::{NoSpaceReport, PeerAnswer};
 use super::replica::Replica;
-use super::session_handler::is_lease_message;
 use super::state::ReplicaState;
+use super::state::lease_messages::is_lease_message;
 use super::state::local_writes::LocalWriteOutcome;
 
 impl Replica {
@@ -21,7 +19,7 @@ impl Replica {
     /// waits for it, and so does its lane; dropping the future drops the message.
     pub(super) async fn receive(self: &Rc<Self>, link: Link, received: ReceivedMessage) {
         let ReceivedMessage { message, ctx } = received;
-        self.state_mut().note_session_message(link.node());
+        self.step(|s, _| s.note_session_message(link.node()));
         if let Some(view) = payload_view(&message)
             && view > self.view()
         {
@@ -135,7 +133,7 @@ impl Replica {
             Message::ClearRegions { request, regions, .. } => {
                 self.on_clear_regions(view, request, &regions);
             }
-            Message::IdleDirtyRegions { regions, .. } => self.on_idle_dirty(regions),
+            Message::IdleDirtyRegions { regions, .. } => self.step(|s, _| s.on_idle_dirty(regions)),
             Message::PeerUnreachable { node, .. } => {
                 self.step(|s, _| s.on_peer_unreachable(from, node));
             }
@@ -239,18 +237,5 @@ pub(super) fn view_of(message: &Message) -> Option<View> {
         | Message::Digest { view, .. }
         | Message::DigestResult { view, .. } => Some(*view),
         _ => None,
-    }
-}
-
-/// The outcome to send for the result of a compare-and-write.
-pub(super) fn to_outcome(result: Result<(), RequestError>) -> CompareAndWriteOutcome {
-    match result {
-        Ok(()) => CompareAndWriteOutcome::Done,
-        Err(RequestError::Miscompare { offset }) => CompareAndWriteOutcome::Miscompare { offset },
-        Err(RequestError::Device(e)) => CompareAndWriteOutcome::Failed(e),
-        // Reservations and client admission are handled above the mirror.
-        Err(RequestError::ReservationConflict | RequestError::NoMemory) => {
-            CompareAndWriteOutcome::Failed(Error::Aborted)
-        }
     }
 }

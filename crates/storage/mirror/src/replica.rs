@@ -1,7 +1,6 @@
 //! One replica of a mirrored volume: what all parts of the mirror on this node share.
 
 use std::cell::{Ref, RefCell, RefMut};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
@@ -9,27 +8,25 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use block::{
-    Account, Blocks, Ctx, Epoch, Error, METADATA_LBA, MemoryClass, MetadataObserver, RangeLocks,
-};
+use block::{Account, Blocks, Ctx, Error, METADATA_LBA, MemoryClass, MetadataObserver, RangeLocks};
 use intent_log::{FlushStamp, Region};
-use peer::{ClockStamp, Incarnation, Link, Message, NodeId, View};
+use peer::{ClockStamp, Link, NodeId, View};
 use rt::Core;
 use rt::fault_point;
-use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::MirrorSettings;
-use super::join::{JoinAttempt, JoinBackoff};
+use super::config::DynConfigStore;
+use super::free_space::FreeSpace;
 use super::leg::Leg;
-use super::membership_driver::DynConfigStore;
-use super::no_space::FreeSpace;
 use super::peer_requests::PeerRequests;
 use super::sessions::Sessions;
 use super::signal::Signal;
-use super::state::ReplicaState;
 use super::state::effects::{Effect, Effects, Wakes};
+use super::state::join::JoinAttempt;
+use super::state::join_backoff::JoinBackoff;
+use super::state::{Nodes, ReplicaState};
 
 /// One replica on its core. The parts of the mirror are methods of this, one file each.
 pub(super) struct Replica {
@@ -60,85 +57,6 @@ pub(super) struct Replica {
     pub(super) effects: RefCell<Effects>,
     /// Read with [`Self::state`], changed with [`Self::step`].
     pub(super) state: RefCell<ReplicaState>,
-}
-
-/// Some nodes of a volume; three at most have a replica.
-pub(super) type Nodes = SmallVec<[NodeId; 4]>;
-
-/// When the latest lease requests of one member arrived.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RecentLeaseRequests {
-    /// The incarnation whose clock the stamps are of.
-    incarnation: Incarnation,
-    latest: [(ClockStamp, Duration); 8],
-    count: usize,
-}
-
-impl RecentLeaseRequests {
-    /// A lease request with this stamp has arrived.
-    pub(super) fn record(&mut self, incarnation: Incarnation, stamp: ClockStamp, now: Duration) {
-        if self.incarnation != incarnation {
-            *self = Self { incarnation, ..Self::default() };
-        }
-        // The same request arrives over several paths; a late duplicate is not newer.
-        if self.latest.iter().any(|(s, _)| *s >= stamp) {
-            return;
-        }
-        self.latest[self.count % 8] = (stamp, now);
-        self.count += 1;
-    }
-
-    /// Whether a message with `stamp` was sent less than `lease` ago, as far as can be told.
-    pub(super) fn is_fresh(&self, stamp: ClockStamp, now: Duration, lease: Duration) -> bool {
-        self.latest.iter().any(|(s, arrived_at)| *s == stamp && now < *arrived_at + lease)
-    }
-}
-
-/// The latest lease messages from and to each node.
-#[derive(Clone, Debug, Default)]
-pub(super) struct LeaseDedup {
-    /// The requests that were granted here.
-    granted: BTreeMap<NodeId, LeaseRequestKey>,
-    /// The grants that have arrived.
-    received: BTreeMap<NodeId, LeaseRequestKey>,
-}
-
-/// Identifies a lease request: epoch, incarnation of the requester, its clock.
-type LeaseRequestKey = (Epoch, Incarnation, ClockStamp);
-
-impl LeaseDedup {
-    /// Whether the same message has come over another path: the request was answered on all paths,
-    /// or the grant was handled.
-    pub(super) fn is_duplicate(&self, from: NodeId, message: &Message) -> bool {
-        match *message {
-            Message::LeaseRequest { epoch, incarnation, stamp } => {
-                self.granted.get(&from) == Some(&(epoch, incarnation, stamp))
-            }
-            Message::LeaseGrant { epoch, incarnation, stamp } => {
-                self.received.get(&from) == Some(&(epoch, incarnation, stamp))
-            }
-            _ => false,
-        }
-    }
-
-    /// Notes a message from `node`.
-    pub(super) fn note_received(&mut self, node: NodeId, message: &Message) {
-        if let Message::LeaseGrant { epoch, incarnation, stamp } = *message {
-            self.received.insert(node, (epoch, incarnation, stamp));
-        }
-    }
-
-    /// Notes a message to `node`.
-    pub(super) fn note_sent(&mut self, node: NodeId, message: &Message) {
-        if let Message::LeaseGrant { epoch, incarnation, stamp } = *message {
-            self.granted.insert(node, (epoch, incarnation, stamp));
-        }
-    }
-}
-
-/// Whether the range is of the metadata blocks.
-pub(super) fn is_metadata(range: Blocks) -> bool {
-    range.at >= METADATA_LBA
 }
 
 impl Replica {

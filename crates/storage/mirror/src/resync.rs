@@ -13,10 +13,11 @@ use rt::fault_point::{self, FaultPoint};
 use super::bitmap_clearing::send_clear_regions;
 use super::config::InSyncMember as Listed;
 use super::membership::Event;
-use super::no_space::is_zero;
-use super::replica::{Replica, is_metadata};
+use super::replica::Replica;
+use super::state::is_metadata;
 use super::state::joiners::{Joiner, UnreadableData};
 use super::state::sequencer::ReplicationOutcome;
+use super::zeroes::is_zero;
 
 /// Most bytes copied in one chunk.
 const CHUNK_BYTES: u64 = 256 * 1024;
@@ -146,12 +147,12 @@ impl Replica {
 
     /// Accesses the joiner, as long as this attempt lasts.
     fn with_joiner<T>(
-        &self,
+        self: &Rc<Self>,
         attempt: ResyncAttempt,
         access: impl FnOnce(&mut Joiner) -> T,
     ) -> Result<T, &'static str> {
-        let joiners = &mut self.state_mut().joiners;
-        joiners.get(attempt.node, attempt.incarnation).map(access).ok_or("it was cancelled")
+        self.step(|s, _| s.joiners.get(attempt.node, attempt.incarnation).map(access))
+            .ok_or("it was cancelled")
     }
 
     /// From here on the joiner takes part in every flush; and all earlier writes are durable
@@ -293,7 +294,7 @@ impl Replica {
         // After the stamp: writes to regions quiet since then were applied at the joiner before
         // this begins.
         let request = self.peer_requests.next_number();
-        let generation = self.next_generation(view);
+        let generation = self.step(|s, _| s.next_generation(view));
         self.flush_peer(view, node, request, generation.count).await.ok_or("the view is over")?;
         self.with_joiner(attempt, |_| ())?;
         let (shared_with, cleared) = (vec![image], Some((generation, vec![image])));
@@ -360,7 +361,7 @@ impl Replica {
         let Some(op) = self.read_for_copy(view, range, &ctx).await? else { return Ok(false) };
         self.with_joiner(attempt, |_| ())?;
         let link = self.link(node).ok_or("there is no session")?;
-        let seq = self.order_copy([node]);
+        let seq = self.step(|s, _| s.order_copy([node]));
         let write_id = WriteId { origin: NodeId(0), number: 0 };
         link.send(Message::Write { view, seq, write_id, is_copy: true, op });
         fault_point::reach_when_sent(FaultPoint::ResyncCopySent);

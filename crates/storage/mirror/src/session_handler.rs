@@ -1,7 +1,7 @@
 //! The mirror as the handler of its sessions (RFD 0010, 8.1).
 
 use block::Account;
-use peer::{Link, Message, NO_SESSION, NodeId, ReceivedMessage, SessionHandler};
+use peer::{Link, NO_SESSION, NodeId, ReceivedMessage, SessionHandler};
 
 use super::Mirror;
 
@@ -30,16 +30,4 @@ impl SessionHandler for Mirror {
     fn overhead_bytes(&self) -> usize {
         self.0.leg.dev.info().overhead_bytes as usize
     }
-}
-
-/// Whether the message may also travel on lease connections.
-pub(super) fn is_lease_message(message: &Message) -> bool {
-    matches!(
-        message,
-        Message::LeaseRequest { .. }
-            | Message::LeaseGrant { .. }
-            | Message::NewerEpoch { .. }
-            | Message::RevokeLease { .. }
-            | Message::LeaseRevoked { .. }
-    )
 }

@@ -9,16 +9,22 @@
 //! * `write`: order, acknowledgement, commit and rejection of writes (RFD 0010, 4.2; RFD 0040);
 //! * `view`: beginning and activation of views (5.7);
 //! * `actions`: the actions of the membership, errors of the leg, joiners;
-//! * `join`: the attempts of this replica to join.
+//! * `join`: the attempts of this replica to join;
+//! * `reachability`: members that are alive but not reachable (4.8);
+//! * `clearing`: which dirty bits may be cleared, and the data generations for that (6.3).
 
 mod actions;
+pub(super) mod clearing;
 pub(super) mod effects;
 #[cfg(test)]
 mod fork;
-mod join;
+pub(super) mod join;
+pub(super) mod join_backoff;
 pub(super) mod joiners;
+pub(super) mod lease_messages;
 pub(super) mod local_writes;
 pub(super) mod prepared_list;
+pub(super) mod reachability;
 pub(super) mod sequencer;
 mod view;
 pub(super) mod write;
@@ -29,22 +35,32 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Error, Info, RangeLocks};
+use block::{Blocks, Error, Info, METADATA_LBA, RangeLocks};
 use intent_log::RegionGuard;
 use peer::{DataGeneration, Incarnation, NodeId, Role, View};
+use smallvec::SmallVec;
 use uuid::Uuid;
 
-use super::bitmap_clearing::PendingClear;
-use super::join::{InheritedGenerations, JoinAttempt, JoinBackoff};
 use super::membership::{MirrorMembership, RecordedGenerations};
-use super::reachability::{LastHeard, UnreachablePairs};
-use super::replica::{LeaseDedup, Nodes, RecentLeaseRequests, is_metadata};
 use super::{LegLoss, MirrorSettings, Mistake};
+use clearing::PendingClear;
+use join::{InheritedGenerations, JoinAttempt};
+use join_backoff::JoinBackoff;
 use joiners::Joiners;
+use lease_messages::{LeaseDedup, RecentLeaseRequests};
 use local_writes::LocalWrites;
 use prepared_list::PreparedList;
+use reachability::{LastHeard, UnreachablePairs};
 use sequencer::Sequencer;
 use view::{CollectedEntries, StartView};
+
+/// Some nodes of a volume; three at most have a replica.
+pub(super) type Nodes = SmallVec<[NodeId; 4]>;
+
+/// Whether the range is of the metadata blocks.
+pub(super) fn is_metadata(range: Blocks) -> bool {
+    range.at >= METADATA_LBA
+}
 
 /// What the state asks of the image of its replica. Every answer is in memory.
 pub(super) trait ReplicaImage: fmt::Debug {

@@ -80,7 +80,7 @@ impl Replica {
         // The commit of a copy is not announced: `StartView` announces all commits. Until then the
         // copy is a prepared entry with the id of the original write. If this view ends early, the
         // next one finds it.
-        let seq = self.order_copy(others.iter().copied());
+        let seq = self.step(|s, _| s.order_copy(others.iter().copied()));
         for link in self.open_links(others.iter().copied()) {
             let op = op.clone();
             link.send(Message::Write { view, seq, write_id, is_copy: true, op });

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{Blocks, Ctx, Error, RangeLock};
-use peer::{Link, Message, NodeId, PreparedEntry, Seq, View, WriteId, WriteOp};
+use peer::{Link, Message, PreparedEntry, Seq, View, WriteId, WriteOp};
 use rt::fault_point::{self, FaultPoint};
 
 use super::replica::Replica;
@@ -151,11 +151,6 @@ impl Replica {
             Some(outcome) => outcome,
             None => self.await_outcome(entry).await,
         }
-    }
-
-    /// Gives a copy, which `nodes` must apply, its sequence number.
-    pub(super) fn order_copy(&self, nodes: impl IntoIterator<Item = NodeId>) -> Seq {
-        self.state_mut().order_copy(nodes)
     }
 
     /// Waits until members have applied or refused the write or copy `seq`, or the view ends.

@@ -1,15 +1,21 @@
 //! The actions of the membership state machine, errors of the leg, sessions, joiners.
 
+use std::time::Duration;
+
 use block::Error;
 use peer::{Incarnation, Message, NodeId, Role, View};
 
 use super::super::LegLoss;
 use super::super::config::MirrorConfig;
-use super::super::join::{AttemptEnd, JoinBackoff};
 use super::super::membership::{Action, ConfigChange, Event, MembershipMessage};
-use super::super::session_handler::is_lease_message;
 use super::ReplicaState;
 use super::effects::{ConfigPut, Effect, Effects};
+use super::join::AttemptEnd;
+use super::join_backoff::JoinBackoff;
+use super::lease_messages::is_lease_message;
+
+/// How often a replica that does not serve reads its configuration from the store.
+const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether the event occurs all the time on an idle replica, and usually changes nothing.
 fn is_periodic(event: &Event) -> bool {
@@ -133,6 +139,22 @@ impl ReplicaState {
             true => Effect::SendLease(node, message),
             false => Effect::Send(node, message),
         });
+    }
+
+    /// While it does not serve, it reads the store repeatedly: it may have missed the change notice
+    /// of the configuration it waits for.
+    pub(in super::super) fn poll_config(&mut self, effects: &mut Effects) {
+        if self.serving_view().is_none()
+            && self.awake_clock >= self.config_polled_at + CONFIG_POLL_INTERVAL
+        {
+            self.config_polled_at = self.awake_clock;
+            self.handle_event(Event::ConfigChanged, effects);
+        }
+    }
+
+    /// The store has answered a request.
+    pub(in super::super) fn on_store_answer(&mut self) {
+        self.store_silent_since = None;
     }
 
     /// Notes that a request is sent to the store.

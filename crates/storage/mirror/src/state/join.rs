@@ -1,13 +1,38 @@
 //! The attempts of this replica to join (RFD 0010, 6.6).
 
+use std::time::Duration;
+
 use peer::{DataGeneration, Incarnation, Message, NodeId, View};
 use rt::fault_point::FaultPoint;
 use uuid::Uuid;
 
 use super::super::config::MirrorConfig;
-use super::super::join::{AttemptEnd, JoinAttempt, JoinBackoff};
 use super::ReplicaState;
 use super::effects::Effects;
+use super::join_backoff::JoinBackoff;
+
+/// Why an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum AttemptEnd {
+    /// The configuration or the view changed; not counted as a failure.
+    Superseded,
+    /// The session, the primary or the leg failed, or the primary aborted it.
+    Failed,
+}
+
+/// An accepted attempt, and the data generations that the primary had recorded with other images.
+pub(in super::super) type InheritedGenerations = (Incarnation, Vec<(Uuid, DataGeneration)>);
+
+/// A join attempt, at the joiner.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct JoinAttempt {
+    pub(in super::super) incarnation: Incarnation,
+    pub(in super::super) primary: NodeId,
+    pub(in super::super) session: u64,
+    pub(in super::super) started_at: Duration,
+    /// The view of the primary, once it has accepted.
+    pub(in super::super) accepted_view: Option<View>,
+}
 
 impl ReplicaState {
     /// Whether the primary is resyncing this replica.
@@ -24,6 +49,11 @@ impl ReplicaState {
     pub(in super::super) fn request_join(&mut self, effects: &mut Effects) {
         self.join_wanted = true;
         effects.wake_join();
+    }
+
+    /// Whether it was made to check since this was last asked.
+    pub(in super::super) fn take_join_wanted(&mut self) -> bool {
+        std::mem::take(&mut self.join_wanted)
     }
 
     /// From here on no message of a view or an earlier attempt is accepted.

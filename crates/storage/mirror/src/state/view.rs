@@ -9,14 +9,14 @@ use rt::fault_point::FaultPoint;
 
 use super::super::Mistake;
 use super::super::config::MirrorConfig;
-use super::super::join::AttemptEnd;
 use super::super::membership::Event;
-use super::super::reachability::UnreachablePairs;
 use super::super::reconcile::{EntryConflict, Reconciliation, plan_reconciliation};
 use super::ReplicaState;
 use super::effects::{Effect, Effects};
+use super::join::AttemptEnd;
 use super::local_writes::LocalWriteOutcome;
 use super::prepared_list::{EntrySource, OpNumber};
+use super::reachability::UnreachablePairs;
 
 /// The entries that members have reported to the primary in a view change.
 #[derive(Clone, Debug, Default)]

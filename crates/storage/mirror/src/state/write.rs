@@ -7,18 +7,20 @@ use peer::{ClockStamp, Message, NodeId, PreparedEntry, Role, Seq, View, WriteId,
 use rt::fault_point::FaultPoint;
 
 use super::super::Mistake;
-use super::super::replica::is_metadata;
-use super::ReplicaState;
 use super::effects::{Effect, Effects, PreparedApply};
 use super::local_writes::LocalWriteOutcome;
 use super::prepared_list::{EntrySource, OpNumber};
 use super::sequencer::AckProgress;
+use super::{ReplicaState, is_metadata};
 
 /// Most commits in one message.
 const COMMIT_BATCH_MAX: usize = 1024;
 
 /// How long after a write without space the status reports the leg as full.
 const FULL_STATUS_WINDOW: Duration = Duration::from_secs(60);
+
+/// How often free space is checked meanwhile.
+const FREE_SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Where the payload of a write is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -441,6 +443,22 @@ impl ReplicaState {
     /// Whether this leg has recently had no space for a write.
     pub(in super::super) fn is_full(&self) -> bool {
         self.no_space_at.is_some_and(|last| self.awake_clock < last + FULL_STATUS_WINDOW)
+    }
+
+    /// Whether free space is to be checked now, because the leg is full. Notes that it is.
+    pub(in super::super) fn begin_space_check(&mut self) -> bool {
+        let is_due = self.is_full()
+            && self.awake_clock >= self.free_space_checked_at + FREE_SPACE_CHECK_INTERVAL;
+        if is_due {
+            self.free_space_checked_at = self.awake_clock;
+        }
+        is_due
+    }
+
+    /// There is room for this leg again.
+    pub(in super::super) fn on_space_freed(&mut self, effects: &mut Effects) {
+        self.no_space_at = None;
+        effects.wake();
     }
 
     /// A member has no space for a write; or this member has none for a write that others keep.

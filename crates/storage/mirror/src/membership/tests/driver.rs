@@ -18,9 +18,9 @@ use rt::buf::BufferPool;
 use uuid::Uuid;
 
 use super::super::super::config::{InSyncMember as Listed, MirrorConfig};
-use super::super::super::join::JoinAttempt;
 use super::super::super::receive::{payload_view, view_of};
 use super::super::super::state::effects::{Effect, Effects, PreparedApply};
+use super::super::super::state::join::JoinAttempt;
 use super::super::super::state::local_writes::LocalWriteOutcome;
 use super::super::super::state::sequencer::ReplicationOutcome;
 use super::super::super::state::write::{PayloadSource, WriteOutcome};

@@ -4,17 +4,17 @@
 //! primary but not each other cannot flush: they tell the primary, which excludes one of them.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 use std::time::Duration;
 
 use peer::{Message, NodeId};
 
-use super::replica::Replica;
-use super::state::ReplicaState;
+use super::super::membership::Event;
+use super::ReplicaState;
+use super::effects::Effects;
 
 /// How often a replica checks for hung operations; also the longest interval between its messages
 /// on each session.
-pub(super) const WATCHDOG_INTERVAL: Duration = Duration::from_millis(500);
+pub(in super::super) const WATCHDOG_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a session may be silent while lease messages arrive over other paths.
 const SESSION_SILENCE_MAX: Duration = Duration::from_millis(1500);
@@ -31,7 +31,7 @@ const REPORT_LIFETIME: Duration = Duration::from_millis(1500);
 
 /// What was last received from another replica.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LastHeard {
+pub(in super::super) struct LastHeard {
     /// When a message last arrived over its session, by the awake clock.
     session_at: Duration,
     /// Lease messages over other paths since then.
@@ -52,7 +52,7 @@ impl LastHeard {
 /// Pairs of members that do not reach each other, and when that was last reported, by the awake
 /// clock.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UnreachablePairs(BTreeMap<(NodeId, NodeId), Duration>);
+pub(in super::super) struct UnreachablePairs(BTreeMap<(NodeId, NodeId), Duration>);
 
 impl UnreachablePairs {
     /// Notes that `from` does not reach `to`.
@@ -80,63 +80,84 @@ impl UnreachablePairs {
 
 impl ReplicaState {
     /// Notes a message over the session with `node`, or a new session.
-    pub(super) fn note_session_message(&mut self, node: NodeId) {
+    pub(in super::super) fn note_session_message(&mut self, node: NodeId) {
         let heard = LastHeard { session_at: self.awake_clock, lease_messages: 0 };
         self.last_heard.insert(node, heard);
     }
 
     /// Notes a lease message over another path.
-    pub(super) fn note_lease_message(&mut self, node: NodeId) {
+    pub(in super::super) fn note_lease_message(&mut self, node: NodeId) {
         self.last_heard.entry(node).or_default().lease_messages += 1;
     }
 
     /// A member does not reach another one.
-    pub(super) fn on_peer_unreachable(&mut self, from: NodeId, node: NodeId) {
+    pub(in super::super) fn on_peer_unreachable(&mut self, from: NodeId, node: NodeId) {
         let others = self.others();
         if self.is_primary() && from != node && others.contains(&from) && others.contains(&node) {
             self.unreachable_pairs.record(from, node, self.awake_clock);
         }
     }
-}
 
-impl Replica {
-    /// Closes silent sessions whose nodes are alive.
-    pub(super) fn close_silent_sessions(&self) {
-        let state = self.state();
-        let silent = |node| {
-            state.last_heard.get(&node).is_some_and(|h| h.is_session_silent(state.awake_clock))
-        };
-        let links = self.sessions.links();
-        for link in links.iter().filter(|l| !l.is_closed() && silent(l.node())) {
-            tracing::warn!(node = link.node().0, "a session is silent although its node is alive");
-            link.close();
-        }
+    /// Whether the session with `node` is silent although the node is alive.
+    pub(in super::super) fn is_session_silent(&self, node: NodeId) -> bool {
+        self.last_heard.get(&node).is_some_and(|h| h.is_session_silent(self.awake_clock))
     }
 
     /// The joiners that are silent.
-    pub(super) fn silent_joiners(&self) -> Vec<NodeId> {
-        let since = self.awake_now().saturating_sub(JOINER_SILENCE_MAX);
-        let state = self.state();
+    fn silent_joiners(&self) -> Vec<NodeId> {
+        let since = self.awake_clock.saturating_sub(JOINER_SILENCE_MAX);
         let silent =
-            |node: &NodeId| state.last_heard.get(node).is_some_and(|h| h.session_at < since);
-        state.joiners.attached().filter(silent).collect()
+            |node: &NodeId| self.last_heard.get(node).is_some_and(|h| h.session_at < since);
+        self.joiners.attached().filter(silent).collect()
     }
 
     /// Reports to the primary the members that this one has not reached since `before`.
-    pub(super) fn report_unreachable(&self, before: Duration) {
-        let Some((view, primary)) = self.serving_view().zip(self.primary_link()) else { return };
+    pub(in super::super) fn report_unreachable(&mut self, before: Duration, effects: &mut Effects) {
+        let Some((view, primary)) = self.serving_view().zip(self.primary()) else { return };
         let others = self.others();
-        for (&node, _) in self.state().unlinked_since.iter().filter(|(_, since)| **since < before) {
-            if node != primary.node() && others.contains(&node) {
-                primary.send(Message::PeerUnreachable { view, node });
+        for (&node, _) in self.unlinked_since.iter().filter(|(_, since)| **since < before) {
+            if node != primary && others.contains(&node) {
+                effects.send(primary, Message::PeerUnreachable { view, node });
+            }
+        }
+    }
+
+    /// At the primary: excludes members that have not answered since `stuck_since`, or have had no
+    /// session since `absent_since`, and drops such joiners. `overdue` have not answered a request.
+    pub(in super::super) fn exclude_unresponsive(
+        &mut self,
+        stuck_since: Duration,
+        absent_since: Duration,
+        overdue: Vec<NodeId>,
+        effects: &mut Effects,
+    ) {
+        let mut unresponsive = overdue;
+        unresponsive.extend(self.sequencer.overdue(stuck_since));
+        unresponsive.extend(self.silent_joiners());
+        if self.view_began_at < stuck_since && self.active_view != self.membership.view() {
+            unresponsive.extend(self.membership.missing_do_view_change());
+        }
+        let unlinked = self.unlinked_since.iter().filter(|(_, since)| **since < absent_since);
+        unresponsive.extend(unlinked.map(|(node, _)| *node));
+        unresponsive.extend(self.unreachable_member());
+        unresponsive.sort_unstable();
+        unresponsive.dedup();
+        for node in unresponsive {
+            if !self.others().contains(&node) {
+                self.drop_joiner(node, effects);
+            } else if !self.membership.is_peer_stuck(node) {
+                tracing::warn!(
+                    node = node.0,
+                    "a replica makes no progress although its node is alive"
+                );
+                self.handle_event(Event::PeerStuck(node), effects);
             }
         }
     }
 
     /// The member to exclude because others do not reach it. Returned again as long as that lasts.
-    pub(super) fn unreachable_member(self: &Rc<Self>) -> Option<NodeId> {
-        let ReplicaState { awake_clock: now, last_heard, unreachable_pairs, .. } =
-            &mut *self.state_mut();
+    fn unreachable_member(&mut self) -> Option<NodeId> {
+        let Self { awake_clock: now, last_heard, unreachable_pairs, .. } = self;
         let is_reached = |node| last_heard.get(&node).is_some_and(|h| h.is_session_alive(*now));
         unreachable_pairs.member_to_exclude(now.saturating_sub(REPORT_LIFETIME), is_reached)
     }
