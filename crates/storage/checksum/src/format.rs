@@ -6,13 +6,7 @@ use wire::embedded_checksum::{verify_checksum, write_checksum};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::layout::{COPIES, ChecksumArea, ChecksumLayout};
-
-/// Length in bytes of a row, and of every structure here.
-pub const ROW: usize = 4096;
-
-/// Checksums in a block.
-pub const CHECKSUMS_PER_BLOCK: usize = (ROW - HEADER_BYTES) / 4;
+use super::layout::{CHECKSUMS_PER_BLOCK, COPIES, ChecksumArea, ChecksumLayout, HEADER_BYTES, ROW};
 
 /// Blocks of the dirty list: two lists that are written alternately, with two copies each.
 pub const DIRTY_LIST_BLOCKS: u64 = 2 * COPIES as u64;
@@ -26,7 +20,6 @@ const DIRTY_LIST_MAGIC: [u8; 16] = *b"WINDROSE WRITES\n";
 /// The only version so far of both.
 const VERSION: u16 = 1;
 
-const HEADER_BYTES: usize = 32;
 const DIRTY_LIST_HEADER_BYTES: usize = 80;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

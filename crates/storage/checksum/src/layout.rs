@@ -2,7 +2,14 @@
 
 use std::ops::Range;
 
-use super::format::CHECKSUMS_PER_BLOCK;
+/// Length in bytes of a row, and of every block of this format.
+pub const ROW: usize = 4096;
+
+/// Bytes before the checksums in a block.
+pub const HEADER_BYTES: usize = 32;
+
+/// Checksums in a block.
+pub const CHECKSUMS_PER_BLOCK: usize = (ROW - HEADER_BYTES) / 4;
 
 /// Rows whose checksums share one block.
 pub const AREA_ROWS: u32 = CHECKSUMS_PER_BLOCK as u32;

@@ -28,8 +28,8 @@ use slab::Slab;
 use smallvec::SmallVec;
 use tokio::sync::{Mutex, Notify, OnceCell, Semaphore, SemaphorePermit};
 
-use format::{ChecksumOwner, Checksums, MAX_DIRTY_AREAS, ROW};
-use layout::{COPIES, ChecksumLayout, RowRun};
+use format::{ChecksumOwner, Checksums, MAX_DIRTY_AREAS};
+use layout::{COPIES, ChecksumLayout, ROW, RowRun};
 
 pub use layout::ChecksumArea;
 
@@ -398,7 +398,7 @@ impl ChecksumLayer {
     async fn write_checksums(
         &self,
         area: ChecksumArea,
-        checksums: &[u32; format::CHECKSUMS_PER_BLOCK],
+        checksums: &[u32; layout::CHECKSUMS_PER_BLOCK],
     ) -> Result<(), Error> {
         let bytes = format::checksums_to_bytes(checksums, area, self.owner.member);
         self.write_copies(self.layout.checksum_block(area), &bytes, COPIES, false).await

@@ -7,7 +7,7 @@ use rt::disk::{Disk, DiskError, DiskKind};
 use crate::byte_range::ByteRange;
 use crate::error::ImageErrorReason;
 use crate::label::{ImageLabel, ImageLabelError, ImageState};
-use crate::label_copies::{self, LabelCopies};
+use crate::label_copies::LabelCopies;
 use crate::medium::{Medium, MediumError, PAGE};
 use crate::signatures::{self, ExistingData};
 
@@ -108,7 +108,7 @@ async fn read_range(
     let mut all = Vec::new();
     for step in (ByteRange { start: at, end: at + bytes }).chunks(PROBE_STEP_BYTES as u64) {
         let len = usize::try_from(step.len()).expect("a megabyte");
-        all.extend_from_slice(&label_copies::read_bytes(medium, memory, step.start, len).await?);
+        all.extend_from_slice(&medium.read_bytes(memory, step.start, len).await?);
     }
     Ok(all)
 }
@@ -121,7 +121,7 @@ async fn sample_for_data(medium: &Medium, memory: &Account, whole: u64) -> Optio
         let samples = group.iter().map(|&at| async move {
             let len =
                 usize::try_from((whole - at).min(SAMPLE_BYTES as u64)).unwrap_or(SAMPLE_BYTES);
-            let read = label_copies::read_bytes(medium, memory, at, len).await.ok()?;
+            let read = medium.read_bytes(memory, at, len).await.ok()?;
             signatures::first_nonzero(&read).map(|within| at + within)
         });
         if let Some(at) = join_all(samples).await.into_iter().flatten().next() {
@@ -199,7 +199,7 @@ async fn known_format_at_start(
 ) -> Result<Option<ExistingData>, ImageErrorReason> {
     let whole = medium.info().size / PAGE * PAGE;
     let len = usize::try_from(whole.min(bytes as u64)).expect("a megabyte");
-    let head = label_copies::read_bytes(medium, memory, 0, len).await?;
+    let head = medium.read_bytes(memory, 0, len).await?;
     let found = signatures::detect_formats(&head, &[], medium.info().size, &[]);
     Ok(found.filter(|what| matches!(what, ExistingData::KnownFormats(_))))
 }
@@ -217,7 +217,7 @@ pub async fn read_disk(
     at: u64,
     len: usize,
 ) -> Result<Box<[u8]>, DiskError> {
-    label_copies::read_bytes(&Medium::from(disk.clone()), memory, at, len).await
+    Medium::from(disk.clone()).read_bytes(memory, at, len).await
 }
 
 /// Makes whole blocks of a file or device from byte `at` up to `end` read as zeroes, without

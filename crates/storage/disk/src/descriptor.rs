@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::label::LABEL_OFFSETS;
 use crate::medium::Medium;
-use crate::{CLAIM_COPY_OFFSET, HEARTBEAT_OFFSET, OWNER_RECORD_BYTES, PAGE, label_copies};
+use crate::{CLAIM_COPY_OFFSET, HEARTBEAT_OFFSET, OWNER_RECORD_BYTES, PAGE};
 
 /// Space for one copy, in bytes.
 const COPY_BYTES: usize = 64 << 10;
@@ -193,10 +193,10 @@ pub async fn read_copies(medium: &Medium, memory: &Account) -> Result<Descriptor
 }
 
 async fn read_copy(medium: &Medium, memory: &Account, at: u64) -> Result<Box<[u8]>, DiskError> {
-    let head = label_copies::read_bytes(medium, memory, at, PAGE as usize).await?;
+    let head = medium.read_bytes(memory, at, PAGE as usize).await?;
     match Descriptor::padded_len(&head) {
         one if one <= head.len() => Ok(head),
-        more => label_copies::read_bytes(medium, memory, at, more).await,
+        more => medium.read_bytes(memory, at, more).await,
     }
 }
 

@@ -25,7 +25,7 @@ impl LabelCopies {
             if at + LABEL_BYTES as u64 > medium.info().size {
                 continue;
             }
-            *found = match read_bytes(medium, memory, at, LABEL_BYTES).await {
+            *found = match medium.read_bytes(memory, at, LABEL_BYTES).await {
                 Ok(bytes) => {
                     let bytes: Box<[u8; LABEL_BYTES]> =
                         bytes.try_into().expect("as long as it was asked for");
@@ -111,23 +111,4 @@ pub async fn sync(medium: &Medium, memory: &Account) -> Result<(), DiskError> {
     let ctx = medium.ctx(memory, 0).await;
     let synced = medium.sync(&ctx).await.map_err(DiskError::from);
     synced.map_err(|e| DiskError { kind: DiskErrorKind::Gone, ..e })
-}
-
-/// Reads `len` bytes, a multiple of the disk's blocks, into one buffer.
-pub async fn read_bytes(
-    medium: &Medium,
-    memory: &Account,
-    at: u64,
-    len: usize,
-) -> Result<Box<[u8]>, DiskError> {
-    /// Most bytes of buffer memory held at once.
-    const STEP: usize = 256 << 10;
-    let mut out = Vec::with_capacity(len);
-    while out.len() < len {
-        let step = STEP.min(len - out.len());
-        let ctx = medium.ctx(memory, step).await;
-        let read = medium.read(at + out.len() as u64, step, &ctx).await?;
-        read.iter().for_each(|piece| out.extend_from_slice(piece));
-    }
-    Ok(out.into_boxed_slice())
 }

@@ -188,6 +188,25 @@ impl Medium {
         }
     }
 
+    /// Reads `len` bytes, a multiple of the disk's blocks, into one buffer.
+    pub async fn read_bytes(
+        &self,
+        memory: &Account,
+        at: u64,
+        len: usize,
+    ) -> Result<Box<[u8]>, DiskError> {
+        /// Most bytes of buffer memory held at once.
+        const STEP: usize = 256 << 10;
+        let mut out = Vec::with_capacity(len);
+        while out.len() < len {
+            let step = STEP.min(len - out.len());
+            let ctx = self.ctx(memory, step).await;
+            let read = self.read(at + out.len() as u64, step, &ctx).await?;
+            read.iter().for_each(|piece| out.extend_from_slice(piece));
+        }
+        Ok(out.into_boxed_slice())
+    }
+
     /// A context for sequential operations, each with at most `bytes` of data.
     ///
     /// # Panics

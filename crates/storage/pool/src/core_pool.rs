@@ -28,12 +28,12 @@ use uuid::Uuid;
 use wire::ShortText;
 
 use super::crash_recovery::{
-    array_member, check_checksum_memory, checksum_memory_bytes, insufficient_memory, raw_device,
+    array_member, check_checksum_memory, checksum_memory_bytes, insufficient_memory,
     to_block_error, with_checksums,
 };
 use super::damage_log::{DamageKey, DamageLog, DamageReport, REPORT_INTERVAL};
 use super::error::PoolError;
-use super::metadata_writer::DISK_TIMEOUT;
+use super::member_disk::{DISK_TIMEOUT, raw_device};
 use super::open_pool::Pool;
 use super::requests::{
     Admission, ColumnId, ExtentInfo, MemberInfo, PoolEvent, PoolHandle, PoolInfo, PoolRequest,

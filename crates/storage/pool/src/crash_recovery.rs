@@ -11,7 +11,6 @@ use std::time::Duration;
 use block::{Account, Dev, Error, Lba, MemoryClass};
 use checksum::ChecksumLayer;
 use checksum::format::ChecksumOwner;
-use disk::RawDevice;
 use geometry::RaidGeometry;
 use pool_metadata::{Change, MemberId, MemberSet, Metadata, PoolExtent, PoolVolume, PoolVolumeId};
 use raid::log_batch::RingId;
@@ -20,14 +19,13 @@ use raid::{
     PoolMetadata, PreviousRing,
 };
 use rt::Core;
-use rt::disk::Disk;
 use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::error::PoolError;
-use super::member_disk::MemberDisk;
-use super::member_layout::{BLOCK_BYTES, MemberLayout};
-use super::metadata_writer::{LONG_DISK_TIMEOUT, MetadataWriter};
+use super::member_disk::{LONG_DISK_TIMEOUT, MemberDisk};
+use super::member_layout::MemberLayout;
+use super::metadata_writer::MetadataWriter;
 use super::requests::ExtentInfo;
 
 /// How much longer than the other disks one may take to recover its checksums: it reads up to half
@@ -99,11 +97,6 @@ fn extents_by_number<'a>(
 /// The block error for a failed change of metadata.
 pub(super) fn to_block_error(why: &PoolError) -> Error {
     if why.is_no_space() { Error::NoSpace } else { Error::Gone }
-}
-
-/// A disk as an array uses it.
-pub(super) fn raw_device(disk: Disk) -> RawDevice {
-    RawDevice::new(disk, u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX))
 }
 
 /// Puts the checksum layer on a member, if the pool has checksums.

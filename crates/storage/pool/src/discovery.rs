@@ -16,14 +16,14 @@ use wire::ShortText;
 
 use super::Mistake;
 use super::disk_claims::{
-    ClaimSettings, acquire_all, acquire_with_timeout, check_unclaimed_or_taken_over,
-    claim_error_text, release_all,
+    acquire_all, acquire_with_timeout, check_unclaimed_or_taken_over, claim_error_text, release_all,
 };
 use super::disk_name::{self, DiskNames, disk_argument, matches_identity};
 use super::error::PoolError;
-use super::member_disk::{LoadError, MemberDisk, read_label};
+use super::member_disk::{
+    ClaimSettings, DISK_TIMEOUT, LONG_DISK_TIMEOUT, LoadError, MemberDisk, read_label,
+};
 use super::member_label::{LabelState, MemberLabel};
-use super::metadata_writer::{DISK_TIMEOUT, LONG_DISK_TIMEOUT};
 
 /// What the label of a disk says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,30 +10,11 @@ use disk::{ClaimError, ClaimRefusal, ClaimRequest, LostClaim, check_unclaimed};
 use futures_util::future::join_all;
 use rt::Core;
 use rt::disk::{Disk, DiskError, DiskErrorKind};
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::error::PoolError;
-use super::member_disk::MemberDisk;
+use super::member_disk::{ClaimSettings, LONG_DISK_TIMEOUT, MemberDisk};
 use super::member_label::MemberLabel;
-use super::metadata_writer::LONG_DISK_TIMEOUT;
-use super::open_pool::Pool;
-
-/// The node that claims the disks of a pool, and who is notified when another machine takes one.
-#[derive(Clone, Debug)]
-pub(super) struct ClaimSettings {
-    /// `None` if the caller keeps other machines out.
-    pub(super) claim: Option<ClaimRequest>,
-    pub(super) lost_sender: Option<mpsc::UnboundedSender<LostClaim>>,
-}
-
-impl ClaimSettings {
-    /// The same without the operator's permission to take disks over, which holds for one opening.
-    pub(super) fn without_take_over(&self) -> Self {
-        let claim = self.claim.map(|claim| ClaimRequest { take_over: false, ..claim });
-        Self { claim, lost_sender: self.lost_sender.clone() }
-    }
-}
 
 /// Why a disk of this pool cannot be claimed, as text.
 pub(super) fn claim_error_text(
@@ -111,18 +92,6 @@ pub(super) async fn check_unclaimed_or_taken_over(
     let claim = ClaimRequest { take_over: claim.take_over || overwrites, ..claim };
     let free = check_unclaimed(core, disk, &core.buffer_pool().account(), &claim).await;
     free.map_err(|why| PoolError::on_disk(disk.path(), why))
-}
-
-impl Pool {
-    /// Another machine has claimed a disk. If it was for this pool, nothing is read or written any
-    /// more.
-    pub(super) fn on_claim_lost(&self, lost: &LostClaim) {
-        let pool = self.writer.metadata().pool_id;
-        // Otherwise the disk is being overwritten: only that disk fails.
-        if lost.new_owner.as_ref().is_some_and(|by| by.subject.set_id == pool) {
-            self.writer.fence(&pool_claim_lost(lost));
-        }
-    }
 }
 
 /// Releases the claims of all of these disks.

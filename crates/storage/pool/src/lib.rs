@@ -31,6 +31,7 @@ mod disk_admission;
 mod disk_claims;
 mod disk_name;
 mod error;
+mod error_counts;
 mod member_disk;
 pub mod member_label;
 pub mod member_layout;

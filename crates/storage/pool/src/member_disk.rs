@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use block::{Account, MemoryClass};
 use disk::{
-    ClaimError, ClaimSubject, DiskClaim, DiskLease, LeaseGate, LostClaim, RawDevice,
+    ClaimError, ClaimRequest, ClaimSubject, DiskClaim, DiskLease, LeaseGate, LostClaim, RawDevice,
     check_not_revoked, read_disk, wait_valid, zero_disk_range,
 };
 use pool_metadata::journal::{BLOCK_BYTES, BlockError, JournalBlock};
@@ -18,13 +18,17 @@ use pool_metadata::{EXTENT_METADATA_BYTES, Metadata, PhysicalExtent};
 use raid::DiskCounters;
 use rt::Core;
 use rt::disk::{Disk, DiskError, DiskErrorKind};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::crash_recovery::raw_device;
-use super::disk_claims::ClaimSettings;
 use super::error::{PoolError, metadata_io_error};
 use super::member_label::{self, LABEL_BYTES, LABEL_OFFSETS, LabelError, LabelState, MemberLabel};
-use super::metadata_writer::{DISK_TIMEOUT, LONG_DISK_TIMEOUT};
+
+/// How long a member may take to write a version that others have written.
+pub(super) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long it may take for more than a block, or when its disk may have to spin up first.
+pub(super) const LONG_DISK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to wait for a disk when its claim is verified.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -52,6 +56,27 @@ struct MemberDiskState {
     completed_writes: u64,
     /// The claim that keeps other machines from it.
     claim: Option<Rc<DiskClaim>>,
+}
+
+/// The node that claims the disks of a pool, and who is notified when another machine takes one.
+#[derive(Clone, Debug)]
+pub(super) struct ClaimSettings {
+    /// `None` if the caller keeps other machines out.
+    pub(super) claim: Option<ClaimRequest>,
+    pub(super) lost_sender: Option<mpsc::UnboundedSender<LostClaim>>,
+}
+
+impl ClaimSettings {
+    /// The same without the operator's permission to take disks over, which holds for one opening.
+    pub(super) fn without_take_over(&self) -> Self {
+        let claim = self.claim.map(|claim| ClaimRequest { take_over: false, ..claim });
+        Self { claim, lost_sender: self.lost_sender.clone() }
+    }
+}
+
+/// A disk as an array uses it.
+pub(super) fn raw_device(disk: Disk) -> RawDevice {
+    RawDevice::new(disk, u32::try_from(BLOCK_BYTES).unwrap_or(u32::MAX))
 }
 
 /// The outcome of `work`, or [`DiskErrorKind::Gone`] if the disk does not answer in time. Requests

@@ -23,17 +23,11 @@ use tokio::time::timeout;
 use super::disk_admission::{AdmissionEffect, AdmissionInput, DiskAdmission};
 use super::disk_claims::pool_claim_lost;
 use super::error::{PoolError, metadata_io_error};
-use super::member_disk::MemberDisk;
+use super::error_counts::{add_counts, total_counts};
+use super::member_disk::{DISK_TIMEOUT, LONG_DISK_TIMEOUT, MemberDisk};
 use super::member_label::MemberLabel;
-use super::open_pool::error_counts::{add_counts, total_counts};
 use super::response_tracker::ResponseTracker;
 use super::version_log::{Acknowledgement, CommitRequest, VersionLog};
-
-/// How long a member may take to write a version that others have written.
-pub(super) const DISK_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long it may take for more than a block, or when its disk may have to spin up first.
-pub(super) const LONG_DISK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long the other disks may take to answer a probe before one is abandoned.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -25,17 +25,18 @@ use wire::ShortText;
 
 use super::discovery::{DiscoveredDisks, NewDisk, RecoveredPool, ReturningMember, open_new};
 use super::disk_admission::{AdmissionInput, ReturnId};
-use super::disk_claims::{ClaimSettings, release_all};
+use super::disk_claims::{pool_claim_lost, release_all};
 use super::error::PoolError;
-use super::member_disk::MemberDisk;
+use super::member_disk::{ClaimSettings, DISK_TIMEOUT, LONG_DISK_TIMEOUT, MemberDisk};
 use super::member_label::{LabelState, MemberLabel};
-use super::metadata_writer::{DISK_TIMEOUT, LONG_DISK_TIMEOUT, MetadataWriter};
+use super::metadata_writer::MetadataWriter;
 use super::report::PoolScrubReport;
 use super::requests::{ColumnId, PoolEvent, PoolHandle, PoolInfo, PoolRequest};
 use super::{Mistake, crash_recovery};
 
-pub(super) mod error_counts;
+mod error_counts;
 mod membership;
+mod report;
 mod scrub;
 mod volumes;
 
@@ -199,6 +200,16 @@ fn choose_geometry(request: &CreatePool) -> Result<RaidGeometry, PoolError> {
 }
 
 impl Pool {
+    /// Another machine has claimed a disk. If it was for this pool, nothing is read or written any
+    /// more.
+    fn on_claim_lost(&self, lost: &LostClaim) {
+        let pool = self.writer.metadata().pool_id;
+        // Otherwise the disk is being overwritten: only that disk fails.
+        if lost.new_owner.as_ref().is_some_and(|by| by.subject.set_id == pool) {
+            self.writer.fence(&pool_claim_lost(lost));
+        }
+    }
+
     /// Reads the state. The guard must not be kept while anything else of the pool is called that
     /// may change it.
     fn state(&self) -> Ref<'_, PoolState> {

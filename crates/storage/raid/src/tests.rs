@@ -31,7 +31,8 @@ use super::row_plan::StripSet;
 use super::stripe::Stripe;
 use super::*;
 use checksum::ChecksumLayer;
-use checksum::format::{CHECKSUMS_PER_BLOCK, ChecksumOwner, DIRTY_LIST_BLOCKS};
+use checksum::format::{ChecksumOwner, DIRTY_LIST_BLOCKS};
+use checksum::layout::CHECKSUMS_PER_BLOCK;
 use checksum::layout::{COPIES, ChecksumLayout};
 use geometry::{Redundancy, StripRole};
 

@@ -25,13 +25,13 @@ use crate::discovery::{
     with_response_timeout,
 };
 use crate::disk_admission::{AdmissionEffect, AdmissionInput, JoinKind, ReturnId};
-use crate::disk_claims::{ClaimSettings, acquire_with_timeout};
+use crate::disk_claims::acquire_with_timeout;
 use crate::disk_name::{disk_names, resolve_disk_name};
 use crate::error::{PoolError, metadata_io_error};
-use crate::member_disk::{MemberDisk, with_disk_timeout};
+use crate::member_disk::{ClaimSettings, LONG_DISK_TIMEOUT, MemberDisk, with_disk_timeout};
 use crate::member_label::{LabelState, MemberLabel};
 use crate::member_layout::MemberLayout;
-use crate::metadata_writer::{LONG_DISK_TIMEOUT, MetadataWriter, hold_until_idle};
+use crate::metadata_writer::{MetadataWriter, hold_until_idle};
 use crate::requests::{Admission, ColumnId, MemberInfo, PoolEvent};
 
 /// How often to check whether moves of columns have ended.

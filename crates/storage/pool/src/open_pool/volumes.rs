@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{NewPoolVolume, Pool, PoolState};
 use crate::error::PoolError;
-use crate::metadata_writer::LONG_DISK_TIMEOUT;
+use crate::member_disk::LONG_DISK_TIMEOUT;
 use crate::requests::{ColumnId, ExtentInfo, PoolEvent, RowDamage, VolumeInfo};
 
 /// The members on which a new extent may lie.
