@@ -3,11 +3,10 @@
 
 use crate::{
     cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
-    guest::{self, GuestJob, GuestKernel},
+    guest::{self, GuestJob, GuestKernel, INITIATOR, nvme_host},
     install,
     node::{Node, Profile},
     run_context::RunContext,
-    tier::{INITIATOR, nvme_host},
 };
 use anyhow::{Context, Result, ensure};
 use probe::registers::SeededRng;

@@ -26,6 +26,17 @@ use std::{
 const UML_ENV: &str = "WINDROSE_UML";
 const TAP_DEVICE: &str = "tap0";
 
+/// The name of every guest's iSCSI initiator.
+pub(crate) const INITIATOR: &str = "iqn.2026-01.test:guest";
+/// The name of every guest's NVMe host.
+const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
+const HOST_ID: &str = "8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
+
+/// The NVMe host identity of a guest.
+pub(crate) fn nvme_host() -> [(&'static str, String); 2] {
+    [("HOSTNQN", HOST_NQN.to_owned()), ("HOSTID", HOST_ID.to_owned())]
+}
+
 /// The kernel of a guest.
 #[derive(Clone)]
 pub(crate) enum GuestKernel {

@@ -4,7 +4,7 @@
 
 mod counter_cells;
 mod framed_echo;
-pub(crate) mod leaf;
+mod leaf;
 mod lease;
 mod primary_backup;
 mod two_copies;

@@ -4,6 +4,7 @@ mod clients;
 pub(crate) mod file;
 pub(crate) mod intent_log;
 pub(crate) mod iscsi;
+pub(crate) mod leaf;
 pub(crate) mod mirror;
 pub(crate) mod nvme;
 pub(crate) mod pool;
@@ -17,7 +18,6 @@ use file::FlushBehaviour;
 use intent_log::Mistake;
 
 use crate::Scenario;
-use crate::planted::leaf;
 
 /// All of them.
 #[must_use]

@@ -2,7 +2,7 @@
 
 use super::{
     LOAD_CPU, SERVER_CPU,
-    measure::{Figures, Load, Operation, Sample},
+    figures::{Figures, Load, Operation, Sample},
     minimal_client::{BLOCK_LEN, CpuSetup, measure_loop},
 };
 use crate::{node::free_port, process::Daemon, run_context::RunContext};

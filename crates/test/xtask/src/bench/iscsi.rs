@@ -6,9 +6,8 @@
 use super::{
     BenchPlan, DISK_MIB,
     echo::{EchoPair, EchoServer},
-    fill,
-    measure::{self, Load, Operation, Sample},
-    report,
+    figures::{Load, Operation, Sample},
+    fill, measure, report,
 };
 use crate::{
     install,

@@ -2,7 +2,7 @@
 //! reads and writes with one call whatever is ready. At depth 1 it writes a request and reads the
 //! answer; the echo and the targets get the same client there, so only the servers differ.
 
-use super::measure::{Figures, Load, Operation};
+use super::figures::{Figures, Load, Operation};
 use crate::{node::processor_time, server::IscsiLun};
 use anyhow::{Context, Result, anyhow};
 use probe::{

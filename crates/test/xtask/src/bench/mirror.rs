@@ -6,10 +6,13 @@
 use super::{
     BenchPlan, DISK_MIB, LOAD_CPU, SERVER_CPU,
     echo::NodeToNodeEcho,
+    figures::{Load, Operation, Sample},
     fill,
-    measure::{Load, Operation, Sample},
     minimal_client::{self, CpuSetup},
-    mirror_limits::{self, IntentLogWrites, ResyncLatency},
+    mirror_limits::{
+        self, FILE, IntentLogWrites, LOADS, MIRRORED_VIA_A, MIRRORED_VIA_B, ONE_REPLICA, RAM,
+        ResyncLatency, STANDALONE,
+    },
     results_page,
 };
 use crate::{
@@ -25,25 +28,6 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-
-/// The compared volumes: on a standalone node; on node a of the cluster without a second replica;
-/// on both nodes, used through node a, the primary, and through node b.
-pub(super) const STANDALONE: &str = "a node by itself";
-pub(super) const ONE_REPLICA: &str = "one copy";
-pub(super) const MIRRORED_VIA_A: &str = "mirrored, at a";
-pub(super) const MIRRORED_VIA_B: &str = "mirrored, at b";
-/// The disks: in memory, where a disk costs almost nothing and all other costs show; and on a disk
-/// of this machine.
-pub(super) const RAM: &str = "RAM";
-pub(super) const FILE: &str = "file";
-
-/// The operations and depths measured.
-pub(super) const LOADS: [(Operation, u32); 4] = [
-    (Operation::MinimalClientWrite, 1),
-    (Operation::MinimalClientWrite, 32),
-    (Operation::MinimalClientRead, 1),
-    (Operation::MinimalClientRead, 32),
-];
 
 /// How long a random load runs until the dirty regions it finds are its own: three sweeps.
 const WARM_UP_S: u64 = 16;

@@ -2,16 +2,34 @@
 
 use super::{
     BenchPlan,
+    figures::{Figures, Operation, Sample},
     limit::{self, LimitCheck, write_limit_table},
     machine,
-    measure::{Figures, Operation, Sample},
-    mirror::{FILE, LOADS, MIRRORED_VIA_A, MIRRORED_VIA_B, ONE_REPLICA, RAM, STANDALONE},
     results_page::{medians, publish, section_header},
 };
 use crate::run_context::RunContext;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fmt::Write;
+
+/// The compared volumes: on a standalone node; on node a of the cluster without a second replica;
+/// on both nodes, used through node a, the primary, and through node b.
+pub(super) const STANDALONE: &str = "a node by itself";
+pub(super) const ONE_REPLICA: &str = "one copy";
+pub(super) const MIRRORED_VIA_A: &str = "mirrored, at a";
+pub(super) const MIRRORED_VIA_B: &str = "mirrored, at b";
+/// The disks: in memory, where a disk costs almost nothing and all other costs show; and on a disk
+/// of this machine.
+pub(super) const RAM: &str = "RAM";
+pub(super) const FILE: &str = "file";
+
+/// The operations and depths measured.
+pub(super) const LOADS: [(Operation, u32); 4] = [
+    (Operation::MinimalClientWrite, 1),
+    (Operation::MinimalClientWrite, 32),
+    (Operation::MinimalClientRead, 1),
+    (Operation::MinimalClientRead, 32),
+];
 
 /// The most processor time of a mirrored write at both nodes together, relative to an unmirrored
 /// one.
@@ -208,7 +226,7 @@ fn row(text: &mut String, server: &str, this: Figures, alone: Option<Figures>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::measure::Load;
+    use crate::bench::figures::Load;
 
     const QUIET: ResyncLatency = ResyncLatency { in_sync_us: 10.0, resyncing_us: 20.0 };
 

@@ -7,6 +7,7 @@
 //! with ISA-L, [`raid`] volumes with the disks below them.
 
 mod echo;
+mod figures;
 mod fio;
 mod generator;
 mod iscsi;

@@ -1,8 +1,9 @@
 //! The tables of `./run bench iscsi`: medians and ratios.
 
 use super::{
-    BenchPlan, machine,
-    measure::{Figures, Operation, Sample},
+    BenchPlan,
+    figures::{Figures, Operation, Sample},
+    machine,
     results_page::{PAGE, medians, publish, section_header},
 };
 use crate::run_context::RunContext;

@@ -2,7 +2,7 @@
 
 use super::{
     BenchPlan,
-    measure::{Figures, Operation, Sample},
+    figures::{Figures, Operation, Sample},
 };
 use crate::run_context::RunContext;
 use anyhow::{Context, Result};

@@ -2,19 +2,13 @@
 //! discards, digests.
 
 use crate::{
-    guest::{self, GuestJob, GuestKernel},
+    guest::{self, GuestJob, GuestKernel, INITIATOR, nvme_host},
     node::{ExportedVolume, Node},
     run_context::RunContext,
     server::{IscsiLun, NvmeSubsystem},
 };
 use anyhow::Result;
 use std::{net::IpAddr, time::Duration};
-
-/// The name of every guest's iSCSI initiator.
-pub(crate) const INITIATOR: &str = "iqn.2026-01.test:guest";
-/// The name of every guest's NVMe host.
-const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
-const HOST_ID: &str = "8f5b4a52-5d1c-4f6e-9a53-0c7d7c6f2a11";
 
 /// The size a volume grows to while a guest uses it.
 const GROWN_MIB: u32 = 1056;
@@ -51,11 +45,6 @@ fn nvme_variables(subsystem: &NvmeSubsystem, address: IpAddr) -> Vec<(&'static s
     ];
     variables.extend(nvme_host());
     variables
-}
-
-/// The NVMe host identity of a guest.
-pub(crate) fn nvme_host() -> [(&'static str, String); 2] {
-    [("HOSTNQN", HOST_NQN.to_owned()), ("HOSTID", HOST_ID.to_owned())]
 }
 
 fn load_variables(load: GuestLoad<'_>, digests: String) -> Vec<(&'static str, String)> {

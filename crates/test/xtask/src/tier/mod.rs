@@ -34,7 +34,6 @@ use std::time::{Duration, Instant};
 pub(crate) use clients::{peer_packages, test_clients_against_other_targets};
 pub(crate) use dependencies::audit;
 pub(crate) use fuzz::{FuzzPlan, fuzz};
-pub(crate) use initiators::{INITIATOR, nvme_host};
 pub(crate) use mirror::{ChaosPlan, chaos};
 pub(crate) use pools::many_volumes;
 pub(crate) use simulation::simulate;

@@ -17,7 +17,7 @@ use rt::sim::{Rng, World};
 use uuid::Uuid;
 
 use super::Node;
-use super::store::{Outage, Store, StoreClientId};
+use super::outage::{Outage, StoreClientId};
 
 /// How long a process waits for an answer from the store.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -48,11 +48,11 @@ pub(super) struct ActiveIncarnation {
 }
 
 impl IncarnationStore {
-    pub(super) fn new(world: &World, store: &Store) -> Rc<Self> {
+    pub(super) fn new(world: &World, outage: Outage) -> Rc<Self> {
         let registry = Rc::new(Self {
             world: world.clone(),
             model: MemoryStore::default(),
-            outage: store.outage(),
+            outage,
             processes_started: Cell::default(),
             liveness_expiries: RefCell::default(),
         });

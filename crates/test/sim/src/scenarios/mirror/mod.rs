@@ -27,6 +27,7 @@ pub(crate) mod full;
 mod image_rollback;
 mod incarnations;
 pub(crate) mod initiators;
+mod outage;
 mod peer_network;
 mod process;
 mod replicas;
@@ -142,8 +143,8 @@ impl Node {
         self.was_unplugged.get() || self.sync_may_have_failed.get()
     }
 
-    fn caller(&self) -> store::StoreClientId {
-        store::StoreClientId { node: self.id, is_clone: self.is_clone }
+    fn caller(&self) -> outage::StoreClientId {
+        outage::StoreClientId { node: self.id, is_clone: self.is_clone }
     }
 
     fn disk(&self) -> Option<DiskControl> {
@@ -341,7 +342,8 @@ fn new_testbed(
     MirrorTestbed {
         world: world.clone(),
         addresses: peer_network::NodeAddresses::new(nodes.iter().map(|n| (n.id, n.host.address()))),
-        incarnations: told_apart.then(|| incarnations::IncarnationStore::new(world, &store)),
+        incarnations: told_apart
+            .then(|| incarnations::IncarnationStore::new(world, store.outage())),
         clones_enabled: clones,
         clone_count: Cell::default(),
         stop_requests,

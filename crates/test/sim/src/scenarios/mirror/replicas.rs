@@ -11,7 +11,7 @@ use mirror::membership::NotServingReason;
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::{Image, MirrorTestbed, Node, create_image, store};
+use super::{Image, MirrorTestbed, Node, create_image, outage, store};
 
 /// Longest time for a replica to leave.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -123,7 +123,7 @@ impl MirrorTestbed {
         &self,
         next: impl Fn(&MirrorConfig, u128) -> Result<MirrorConfig, ReplicaChangeError>,
     ) {
-        let caller = store::StoreClientId { node: CONTROL, is_clone: false };
+        let caller = outage::StoreClientId { node: CONTROL, is_clone: false };
         let sender = store::RecordWriter { caller, incarnation: Uuid::nil(), incarnations: None };
         let client = store::Client { store: Rc::clone(&self.store), sender };
         loop {

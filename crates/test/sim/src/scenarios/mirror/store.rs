@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use block::Epoch;
@@ -13,6 +12,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::incarnations::IncarnationStore;
+use super::outage::{Outage, StoreClientId};
 
 /// How long a node waits for an answer.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -34,37 +34,6 @@ pub(super) struct Store {
     on_record: RefCell<Option<RecordCallback>>,
     /// Requests that take effect later, even if the node that sent them dies.
     delayed_effects: RefCell<Vec<(Duration, DelayedEffect)>>,
-}
-
-/// A client of the store: the node itself, or a clone of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StoreClientId {
-    pub(super) node: NodeId,
-    pub(super) is_clone: bool,
-}
-
-/// Nodes that the store does not answer.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Outage(Arc<Mutex<OutageState>>);
-
-#[derive(Debug, Default)]
-struct OutageState {
-    /// No node gets an answer.
-    is_down: bool,
-    /// These nodes get no answer; their clones do.
-    isolated_nodes: Vec<NodeId>,
-}
-
-impl Outage {
-    fn lock(&self) -> MutexGuard<'_, OutageState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn answers(&self, caller: StoreClientId) -> bool {
-        let unanswered = self.lock();
-        !unanswered.is_down
-            && (caller.is_clone || !unanswered.isolated_nodes.contains(&caller.node))
-    }
 }
 
 type RecordCallback = Box<dyn Fn(&MirrorConfig, &MirrorConfig)>;

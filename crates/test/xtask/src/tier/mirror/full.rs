@@ -1,7 +1,7 @@
 //! File systems full at both nodes: initiators of either node get their protocol's out-of-space
 //! status, and nothing else changes.
 
-use super::full_disk::{FULL_STATUS_TIMEOUT, SMALL_FS_MIB, VOLUMES, fill, mount};
+use super::small_fs::{FULL_STATUS_TIMEOUT, SMALL_FS_MIB, VOLUMES, fill, mount};
 use crate::{
     cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
     process::run_checked,

@@ -6,34 +6,26 @@ use super::{
     load::{clients, run_extra_client, under_load, verify},
     longest,
     scenarios::PauseClass,
+    small_fs::{FULL_STATUS_TIMEOUT, SMALL_FS_MIB, VOLUMES, fill, mount},
     trial_blocks,
 };
 use crate::{
     cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
-    namespace,
     process::run_checked,
     run_context::RunContext,
-    test_report::skip,
 };
 use anyhow::{Context, Result};
-use rustix::fs::OFlags;
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{ErrorKind, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
+    fs::{self, File},
     process::Command,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-/// Size in MiB of a file system smaller than the volume.
-pub(super) const SMALL_FS_MIB: u64 = 24;
 /// Space beyond a node's own files: etcd preallocates two files of 64 MiB.
 const ETCD_PREALLOCATION_MIB: u64 = 256;
 const SIZE: &str = "64MiB";
-/// The directories of a node's data and of its images.
+/// The directory of a node's data.
 const DATA: &str = "data";
-pub(super) const VOLUMES: &str = "data/volumes";
 /// Unallocated blocks; those of turn 0 begin here.
 const UNALLOCATED_LBA: u64 = 65_536;
 const UNALLOCATED_BLOCKS: u64 = 8192;
@@ -41,9 +33,6 @@ const UNALLOCATED_BLOCKS: u64 = 8192;
 const FILLER_LBA: u64 = UNALLOCATED_LBA + 3 * UNALLOCATED_BLOCKS;
 const FILLER_BLOCKS: u64 = 2048;
 const FILLER_WRITES: u64 = 16;
-/// How long a node may take to report the problem.
-pub(super) const FULL_STATUS_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// Runs the tests, on a cluster without a volume.
 pub(super) fn run(context: &RunContext, cluster: &mut Cluster) {
     let mut volume = None;
@@ -106,26 +95,6 @@ fn move_to_small_fs(cluster: &mut Cluster) -> Result<()> {
     cluster.await_safe()
 }
 
-/// Mounts a small file system at `path`; it is unmounted with the namespace.
-pub(super) fn mount(path: &Path, mib: u64) -> Result<()> {
-    if !namespace::is_inside() {
-        return skip("a file system can only be mounted in a namespace");
-    }
-    // The node refuses directories that others can write to.
-    let size = format!("size={mib}m,mode=700");
-    run_checked(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(path))?;
-    let probe = path.join("probe");
-    let direct = i32::try_from(OFlags::DIRECT.bits()).context("an odd flag")?;
-    let direct = OpenOptions::new().write(true).create_new(true).custom_flags(direct).open(&probe);
-    fs::remove_file(&probe).context("cannot remove a file")?;
-    match direct {
-        Err(e) if e.kind() == ErrorKind::InvalidInput => {
-            skip("tmpfs has no direct I/O before Linux 6.6")
-        }
-        other => other.map(drop).context("cannot make a file on a small file system"),
-    }
-}
-
 fn test(
     cluster: &mut Cluster,
     volume: &MirroredVolume,
@@ -181,18 +150,4 @@ fn await_full_again(cluster: &Cluster, volume: &MirroredVolume, filler: &mut Fil
         run_extra_client(cluster, volume, &(begins..begins + FILLER_BLOCKS), 20)?;
     }
     said
-}
-
-/// Fills a file until the disk is full.
-pub(super) fn fill(file: &mut File) -> Result<()> {
-    let mut piece = &[1; 1 << 20][..];
-    while !piece.is_empty() {
-        match file.write(piece) {
-            Ok(_) => {}
-            // Less than `piece` is left.
-            Err(e) if e.kind() == ErrorKind::StorageFull => piece = &piece[..piece.len() / 2],
-            Err(e) => return Err(e).context("cannot fill a file system"),
-        }
-    }
-    Ok(())
 }

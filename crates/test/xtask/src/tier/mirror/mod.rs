@@ -13,6 +13,7 @@ mod load;
 mod membership_faults;
 mod resync;
 mod scenarios;
+mod small_fs;
 mod store_rollback;
 
 use crate::{

@@ -6,10 +6,10 @@ mod offload;
 mod pools;
 mod targets;
 
-use super::{INITIATOR, libiscsi, node_faults};
+use super::{libiscsi, node_faults};
 use crate::{
     cluster::{Cluster, MirroredVolume, NODE_A, NODE_B},
-    guest::{self, GuestJob, GuestKernel, GuestSignals},
+    guest::{self, GuestJob, GuestKernel, GuestSignals, INITIATOR},
     node::Profile,
     run_context::RunContext,
 };
