@@ -156,10 +156,10 @@ impl Replica {
                 s.awake_clock += WATCHDOG_INTERVAL;
                 s.poll_config(fx);
             });
-            let before = |time| self.awake_now().saturating_sub(time);
-            let (stuck_since, absent_since) =
-                (before(self.settings.stuck_timeout), before(self.settings.absent_timeout));
-            if self.leg.oldest_started_at().is_some_and(|started_at| started_at < stuck_since)
+            let ago = |time| self.awake_now().saturating_sub(time);
+            let (stuck_before, absent_before) =
+                (ago(self.settings.stuck_timeout), ago(self.settings.absent_timeout));
+            if self.leg.oldest_started_at().is_some_and(|started_at| started_at < stuck_before)
                 && !self.is_leg_lost()
             {
                 tracing::error!(
@@ -169,13 +169,13 @@ impl Replica {
                 self.step(|s, fx| s.on_leg_error_with_loss(Error::Gone, loss, fx));
             }
             self.close_silent_sessions();
-            let overdue = self.peer_requests.overdue(stuck_since);
+            let overdue = self.peer_requests.overdue(stuck_before);
             self.step(|s, fx| {
                 if s.is_primary() {
-                    s.exclude_unresponsive(stuck_since, absent_since, overdue, fx);
+                    s.exclude_unresponsive(stuck_before, absent_before, overdue, fx);
                 } else {
                     // Later than the primary detects members that no member reaches.
-                    s.report_unreachable(before(2 * self.settings.absent_timeout), fx);
+                    s.report_unreachable(ago(2 * self.settings.absent_timeout), fx);
                 }
             });
             self.send_keepalives();

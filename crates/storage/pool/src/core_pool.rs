@@ -903,7 +903,7 @@ impl CorePool {
 
     /// Reads and compares all volumes that are open here. Each volume is rebuilt before and after.
     async fn scrub(&self) {
-        let mut unread = Vec::new();
+        let mut unreadable = Vec::new();
         for open in self.open_volumes() {
             let guard = open.maintenance_lock.lock().await;
             let Some(raid) = open.raid.upgrade() else { continue };
@@ -916,8 +916,8 @@ impl CorePool {
                     Ok(found) => {
                         let bytes = raid.extent_bytes();
                         self.handle.notify(PoolRequest::ScrubProgress { bytes, found }).await;
-                        if raid.has_unread(index) {
-                            unread.push((open.clone(), index));
+                        if raid.has_unreadable(index) {
+                            unreadable.push((open.clone(), index));
                         }
                     }
                     Err(why) => {
@@ -928,26 +928,26 @@ impl CorePool {
             drop((raid, guard));
             self.maintain().await;
         }
-        self.retry_unread(unread).await;
+        self.retry_unreadable(unreadable).await;
         self.handle.notify(PoolRequest::ScrubEnded).await;
     }
 
     /// Retries unreadable blocks after a while: they are not lost if the error was temporary.
-    async fn retry_unread(&self, unread: Vec<(OpenVolume, u32)>) {
+    async fn retry_unreadable(&self, unreadable: Vec<(OpenVolume, u32)>) {
         let deadline = Instant::now() + MIN_FAILING_TIME;
-        while !unread.is_empty() && Instant::now() <= deadline {
+        while !unreadable.is_empty() && Instant::now() <= deadline {
             if self.is_stopping() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        for (open, index) in unread {
+        for (open, index) in unreadable {
             let _guard = open.maintenance_lock.lock().await;
             let Some(raid) = open.raid.upgrade().filter(|raid| !raid.is_maintenance_stopped())
             else {
                 continue;
             };
-            if let Err(why) = raid.retry_unread(index, REBUILD_PACE).await {
+            if let Err(why) = raid.retry_unreadable(index, REBUILD_PACE).await {
                 tracing::warn!(volume = open.id.0, index, error = %why, "scrubbing an extent failed");
             }
         }

@@ -18,7 +18,7 @@ use super::Mistake;
 use super::disk_claims::{
     acquire_all, acquire_with_timeout, check_unclaimed_or_taken_over, claim_error_text, release_all,
 };
-use super::disk_name::{self, DiskNames, disk_argument, matches_identity};
+use super::disk_name::{self, DiskNames, disk_argument, matches_serial_or_path};
 use super::error::PoolError;
 use super::member_disk::{
     ClaimSettings, DISK_TIMEOUT, LONG_DISK_TIMEOUT, LoadError, MemberDisk, read_label,
@@ -607,7 +607,7 @@ async fn open_if_unused(
 ) -> Result<Disk, PoolError> {
     let disk = core.open_disk(&new.path, OpenOptions::new().buffered(buffered)).await?;
     let (path, serial) = (new.path.display().to_string(), disk.serial().to_owned());
-    let overwrites = matches_identity(&new.overwrite, &serial, &path);
+    let overwrites = matches_serial_or_path(&new.overwrite, &serial, &path);
     check_unclaimed_or_taken_over(core, &disk, claim, overwrites).await?;
     if overwrites {
         return Ok(disk);

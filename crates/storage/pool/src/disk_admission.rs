@@ -6,7 +6,7 @@
 //! | state | input | next state | effects |
 //! |---|---|---|---|
 //! | `Unassigned` | `JoinBegan(New)` | `CatchingUp` | `CatchUp` |
-//! | `Absent` | `LookedFor`, present | the same | `Examine` |
+//! | `Absent` | `LookedFor`, present | the same | `Identify` |
 //! | | `Found` | `Returning(Examining)` | `Reattach` |
 //! | | `NewerCommitProven` | `Failed` | |
 //! | `Failed` | `LookedFor`, missing | `Absent` | |
@@ -17,16 +17,16 @@
 //! | | `ReturnEnded` | `Failed` | |
 //! | `CatchingUp` | `CaughtUp` | `Learning` | `AskCores` |
 //! | `Learning` | `CoresAnswered`, all write | `Committing` | `CommitVote` |
-//! | | `ReportedFailed`, `SilenceConfirmed` | `Rejected` | `Detach` of a report |
+//! | | `ReportedFailed`, `SilenceConfirmed` | `Rejected` | `Detach` in answer to a report |
 //! | | `CoresAnswered`, otherwise | `Rejected` | `CancelJoin` |
-//! | `Rejected`, `Lost` | `CoresAnswered`, `CaughtUp` | the same | `CancelJoin` |
-//! | `Learning`, `Committing`, `Rejected` | `WriteFailed` | `Lost` | `StopVersions` |
+//! | `Rejected`, `Stopped` | `CoresAnswered`, `CaughtUp` | the same | `CancelJoin` |
+//! | `Learning`, `Committing`, `Rejected` | `WriteFailed` | `Stopped` | `StopVersions` |
 //! | `Committing` | `JoinEnded`, it is a voter | `Attached` | |
 //! | any from `CatchingUp` on | `JoinEnded`, otherwise | `Failed` | `StopVersions`, `AnnounceDetached` |
 //! | `Attached` | `WriteFailed` | `Failed` | `StopVersions`, `AnnounceFailure` |
 //! | | `VersionWritten` without it | `Failed` | `StopVersions` |
 //! | | `Abandoned` | `Unresponsive` | `HoldUntilIdle`, `StopWaiting` |
-//! | `Unresponsive` | as `Attached` | `Abandoned` | as `Attached` |
+//! | `Unresponsive` | `WriteFailed`, `VersionWritten` as above | `Abandoned` | as above |
 //! | any | `Removed` | `Unassigned` | |
 //!
 //! What the table leaves out:
@@ -35,8 +35,8 @@
 //!   `Absent` there. A new disk that is refused is `Unassigned` there.
 //! * `ReportedFailed` and `ReportedUnresponsive` are answered by one effect, which says what to do
 //!   with the report: see [`AdmissionEffect`].
-//! * A number whose disk was abandoned counts as abandoned until the next disk with it has caught
-//!   up: tasks may still wait for the former.
+//! * A free number whose disk was abandoned counts as abandoned until the next disk with the number
+//!   has caught up, so that tasks that still wait for the removed disk end.
 //! * `DeclaredLost` and `Abandoned` end only by `Removed`.
 //! * `RemovalBegan` and `RemovalCancelled` set and clear a mark that all states keep.
 //! * An input that does not fit the state changes nothing.
@@ -64,15 +64,16 @@ enum AdmissionState {
     Attached,
     /// It is a voter that does not answer: nothing waits for it, and it is being detached.
     Unresponsive,
-    /// It is detached, or the next version detaches it. It is not used again before it has been
-    /// missing: it would fail again.
+    /// It is detached, or the next version detaches it. It is not tried again until a look has
+    /// found it missing: as it is, it would fail again.
     Failed,
     /// It is detached, and was missing at the last look: it returns when it is found.
     Absent,
     /// It did not answer and is detached. Requests may be in flight at it, so it stays detached
     /// until the pool is opened again.
     Abandoned,
-    /// The operator declared it lost when the pool was opened; the same.
+    /// The operator declared it lost when the pool was opened; it too stays detached until the pool
+    /// is opened again.
     DeclaredLost,
     /// It was found, and is being examined.
     Returning(ReturnStage, Attempt),
@@ -102,8 +103,8 @@ enum JoinStage {
     Committing,
     /// It is a learner, but a core may have written without it: it will not get its vote.
     Rejected,
-    /// It failed as a learner: it gets no versions and no vote.
-    Lost,
+    /// It failed, or was reported before it had caught up: it gets no versions and no vote.
+    Stopped,
 }
 
 /// What is to be known when a return or an admission ends.
@@ -111,7 +112,7 @@ enum JoinStage {
 struct Attempt {
     /// The return; `None` if the disk is new.
     return_id: Option<ReturnId>,
-    /// It was missing at a look meanwhile: its path is not known here.
+    /// A look did not find it during this attempt: if the attempt fails, it has to be found again.
     was_missing: bool,
     /// It did not answer meanwhile.
     was_abandoned: bool,
@@ -144,8 +145,8 @@ pub(super) enum AdmissionInput {
     Opened,
     /// These disks were looked for, and these were there.
     LookedFor { sought: MemberSet, present: MemberSet },
-    /// A disk proves a commit that the pool does not know of. It is looked at again when it has
-    /// been missing.
+    /// A disk proves a commit that the pool does not know of. It is not tried again until a look
+    /// has found it missing.
     NewerCommitProven(MemberId),
     /// A detached disk was found, and may return.
     Found(MemberId),
@@ -161,13 +162,14 @@ pub(super) enum AdmissionInput {
     CaughtUp(MemberId),
     /// All cores have been asked to write to it.
     CoresAnswered { member: MemberId, all_write: bool },
-    /// Its admission has ended. `is_member` and `is_voter` say what the metadata has.
+    /// Its admission has ended. `is_committed`: so is the change that ended it. `is_member`,
+    /// `is_voter`: what it is by the metadata.
     JoinEnded { member: MemberId, is_committed: bool, is_member: bool, is_voter: bool },
     /// It failed to write a version or snapshot.
     WriteFailed { member: MemberId, is_voter: bool },
     /// A version with these voters has been written.
     VersionWritten { voters: MemberSet },
-    /// Nothing waits for it any more: it does not answer, and the pool can do without it.
+    /// From now on nothing waits for it: it does not answer, and the pool can do without it.
     Abandoned(MemberId),
     /// A core reports that the disk of this join generation failed.
     ReportedFailed { member: MemberId, join_generation: u64 },
@@ -186,8 +188,9 @@ pub(super) enum AdmissionInput {
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum AdmissionEffect {
-    /// Look at what the disk holds, and reattach it.
-    Examine(MemberId),
+    /// Read its label and metadata, and report [`AdmissionInput::Found`] or
+    /// [`AdmissionInput::NewerCommitProven`].
+    Identify(MemberId),
     /// Begin this return.
     Reattach(MemberId, ReturnId),
     /// Its columns may be rebuilt elsewhere: tell the cores.
@@ -415,7 +418,7 @@ impl DiskAdmission {
         let mut effects = Vec::new();
         for id in sought.iter() {
             match (self.state(id), present.contains(id)) {
-                (AdmissionState::Absent, true) => effects.push(AdmissionEffect::Examine(id)),
+                (AdmissionState::Absent, true) => effects.push(AdmissionEffect::Identify(id)),
                 (AdmissionState::Failed, false) => self.set(id, AdmissionState::Absent),
                 (AdmissionState::Returning(ReturnStage::Slow, attempt), false) => {
                     let attempt = Attempt { was_missing: true, ..attempt };
@@ -501,7 +504,7 @@ impl DiskAdmission {
                 vec![AdmissionEffect::AskCores(id)]
             }
             JoinStage::Learning | JoinStage::Committing => Vec::new(),
-            JoinStage::Rejected | JoinStage::Lost => vec![AdmissionEffect::CancelJoin(id)],
+            JoinStage::Rejected | JoinStage::Stopped => vec![AdmissionEffect::CancelJoin(id)],
         }
     }
 
@@ -517,7 +520,7 @@ impl DiskAdmission {
                 vec![AdmissionEffect::CancelJoin(id)]
             }
             JoinStage::CatchingUp | JoinStage::Committing => Vec::new(),
-            JoinStage::Rejected | JoinStage::Lost => vec![AdmissionEffect::CancelJoin(id)],
+            JoinStage::Rejected | JoinStage::Stopped => vec![AdmissionEffect::CancelJoin(id)],
         }
     }
 
@@ -556,7 +559,7 @@ impl DiskAdmission {
             AdmissionState::Attached => AdmissionState::Failed,
             AdmissionState::Unresponsive => AdmissionState::Abandoned,
             AdmissionState::Joining(stage, attempt) if stage.is_learner() => {
-                AdmissionState::Joining(JoinStage::Lost, attempt)
+                AdmissionState::Joining(JoinStage::Stopped, attempt)
             }
             _ => return Vec::new(),
         };
@@ -610,7 +613,7 @@ impl DiskAdmission {
                 vec![AdmissionEffect::DetachAfterVote(id)]
             }
             AdmissionState::Joining(stage, attempt) => {
-                self.set(id, AdmissionState::Joining(stage.rejected(), attempt));
+                self.set(id, AdmissionState::Joining(stage.after_failure(), attempt));
                 vec![AdmissionEffect::Detach(id)]
             }
             _ => vec![AdmissionEffect::Detach(id)],
@@ -627,20 +630,23 @@ impl DiskAdmission {
         }
     }
 
-    /// No data are lost without the disk, as it was not attached before. While its vote is being
-    /// committed it is waited for.
+    /// Rejects a joining disk without a check of the redundancy: no data depend on it before its
+    /// vote. While its vote is being committed, the commit waits for it.
     fn on_silence_confirmed(&mut self, id: MemberId) -> Vec<AdmissionEffect> {
         if let AdmissionState::Joining(stage, attempt) = self.state(id)
             && stage != JoinStage::Committing
         {
-            self.set(id, AdmissionState::Joining(stage.rejected(), attempt));
+            self.set(id, AdmissionState::Joining(stage.after_failure(), attempt));
         }
         Vec::new()
     }
 
     /// Whether the admission of the disk has failed, or will.
     pub(super) fn is_join_rejected(&self, id: MemberId) -> bool {
-        matches!(self.state(id), AdmissionState::Joining(JoinStage::Rejected | JoinStage::Lost, _))
+        matches!(
+            self.state(id),
+            AdmissionState::Joining(JoinStage::Rejected | JoinStage::Stopped, _)
+        )
     }
 
     fn mark_leaving(&mut self, id: MemberId, is_leaving: bool) -> Vec<AdmissionEffect> {
@@ -665,12 +671,12 @@ impl JoinStage {
         matches!(self, Self::Learning | Self::Committing | Self::Rejected)
     }
 
-    /// The stage after a core stopped waiting for the disk.
-    fn rejected(self) -> Self {
+    /// The stage after a failure was reported.
+    fn after_failure(self) -> Self {
         match self {
             Self::Learning | Self::Committing | Self::Rejected => Self::Rejected,
             // It gets no versions, and is to get none.
-            Self::CatchingUp | Self::Lost => Self::Lost,
+            Self::CatchingUp | Self::Stopped => Self::Stopped,
         }
     }
 }

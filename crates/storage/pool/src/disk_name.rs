@@ -1,4 +1,5 @@
-//! Names of a pool's disks: the serial number, the path, or the number in the pool.
+//! Names of a pool's disks: the serial number, the path, the number in the pool, or the random id
+//! in the label.
 //!
 //! Serial numbers come from the makers of disks and from those who set up virtual machines: they
 //! contain slashes and blanks, look like numbers or paths, and may not be unique. A name that
@@ -25,7 +26,7 @@ pub(super) struct DiskNames<'a, K> {
     pub(super) serial: &'a str,
     /// Where it is, if it is present.
     pub(super) path: Option<&'a Path>,
-    /// Its identity, from its label.
+    /// Its random id, from its label.
     pub(super) uuid: uuid::Uuid,
 }
 
@@ -52,6 +53,7 @@ impl<K> DiskNames<'_, K> {
             return Some(PATH_PREFIX);
         }
         let is_number = is_number(name) || name.strip_prefix(NUMBER_PREFIX).is_some_and(is_number);
+        // No two disks have one random id, so it needs no prefix of its own.
         (is_number || self.uuid.to_string() == name).then_some(NUMBER_PREFIX)
     }
 }
@@ -91,27 +93,26 @@ fn describe_matches<K>(found: &[(&DiskNames<'_, K>, &'static str)]) -> String {
     found.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// A disk's name as the operator can type it: quoted for a shell if needed, and prefixed with
-/// `serial:` where it could be taken for an option or a number.
+/// A serial number, or a path, as the operator can type it: quoted for a shell if needed; a serial
+/// number that could be taken for an option, a number or a prefixed name gets the prefix `serial:`.
 #[must_use]
 pub fn disk_argument(name: &str) -> String {
     let is_number = name.bytes().all(|b| b.is_ascii_digit());
-    let is_marked =
-        [SERIAL_PREFIX, PATH_PREFIX, NUMBER_PREFIX].iter().any(|mark| name.starts_with(mark));
-    let mark = if is_number || is_marked || name.starts_with('-') { SERIAL_PREFIX } else { "" };
+    let has_prefix =
+        [SERIAL_PREFIX, PATH_PREFIX, NUMBER_PREFIX].iter().any(|prefix| name.starts_with(prefix));
+    let prefix = if is_number || has_prefix || name.starts_with('-') { SERIAL_PREFIX } else { "" };
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:=@%+,-".contains(c);
     match name.chars().all(is_plain) {
-        true => format!("{mark}{name}"),
-        false => format!("'{mark}{}'", name.replace('\'', r"'\''")),
+        true => format!("{prefix}{name}"),
+        false => format!("'{prefix}{}'", name.replace('\'', r"'\''")),
     }
 }
 
-/// Whether the operator typed the identity of a disk: its serial number, or its path if it has
-/// none.
-pub(super) fn matches_identity(typed: &[String], serial: &str, path: &str) -> bool {
-    let (mark, identity) =
+/// Whether the operator typed the serial number of a disk, or the path of one that has none.
+pub(super) fn matches_serial_or_path(typed: &[String], serial: &str, path: &str) -> bool {
+    let (prefix, expected) =
         if serial.is_empty() { (PATH_PREFIX, path) } else { (SERIAL_PREFIX, serial) };
-    typed.iter().any(|t| t == identity || t.strip_prefix(mark) == Some(identity))
+    typed.iter().any(|t| t == expected || t.strip_prefix(prefix) == Some(expected))
 }
 
 #[cfg(test)]
@@ -202,7 +203,8 @@ mod tests {
 
     #[test]
     fn only_its_identity_allows_overwriting_a_disk() {
-        let is = |typed: &str, serial, path| matches_identity(&[typed.to_owned()], serial, path);
+        let is =
+            |typed: &str, serial, path| matches_serial_or_path(&[typed.to_owned()], serial, path);
         assert!(is("WD/1", "WD/1", "/dev/a") && is("serial:WD/1", "WD/1", "/dev/a"));
         assert!(is("/a.img", "", "/a.img") && is("path:/a.img", "", "/a.img"));
         assert!(!is("/dev/a", "WD/1", "/dev/a") && !is("path:/dev/a", "WD/1", "/dev/a"));

@@ -159,7 +159,7 @@ impl MetadataWriter {
             }
             AdmissionEffect::StopWaiting(_) => self.abandoned_changed.notify_waiters(),
             AdmissionEffect::AnnounceFailure(id) => drop(self.failed_members.send(id)),
-            AdmissionEffect::Examine(_)
+            AdmissionEffect::Identify(_)
             | AdmissionEffect::Reattach(..)
             | AdmissionEffect::RebuildColumns
             | AdmissionEffect::CatchUp(_)

@@ -17,12 +17,13 @@ struct RowState {
     lost: RowSet,
     /// Rows that a scrub found inconsistent and could not repair: they still read as they are.
     unrepaired: RowSet,
-    /// Whether some row was unreadable in the last scrub and was not given up.
-    has_unread: bool,
-    /// Whether some row was unreadable in this pass,
+    /// Whether some row was unreadable in the last scrub and was not recorded as lost.
+    has_unreadable: bool,
+    /// Whether some row was unreadable in this pass.
     failed_this_pass: bool,
-    /// in how many successive passes that was so, and since when.
+    /// In how many successive passes some row was unreadable.
     failed_passes: u32,
+    /// When the first of these passes was.
     failing_since: Option<Instant>,
 }
 
@@ -76,14 +77,14 @@ impl LostRows {
         all
     }
 
-    /// Whether some row was unreadable in the last scrub and was not given up.
-    pub(super) fn has_unread(&self) -> bool {
-        self.0.borrow().has_unread
+    /// Whether some row was unreadable in the last scrub and was not recorded as lost.
+    pub(super) fn has_unreadable(&self) -> bool {
+        self.0.borrow().has_unreadable
     }
 
-    /// Sets [`Self::has_unread`].
-    pub(super) fn set_has_unread(&self, has_unread: bool) {
-        self.0.borrow_mut().has_unread = has_unread;
+    /// Sets [`Self::has_unreadable`].
+    pub(super) fn set_has_unreadable(&self, has_unreadable: bool) {
+        self.0.borrow_mut().has_unreadable = has_unreadable;
     }
 
     /// Notes that a row could not be read or reconstructed although all disks are attached.

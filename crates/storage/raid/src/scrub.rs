@@ -2,7 +2,8 @@
 //! is known what is right.
 //!
 //! With two parities or three copies, the wrong strip of a row can be identified; with one parity
-//! or two copies, only that one is wrong. Unreadable strips are reconstructed at any level.
+//! or two copies it is only known that one of them is wrong. Unreadable strips are reconstructed at
+//! any level.
 
 use std::ops::Range;
 
@@ -22,13 +23,14 @@ use super::volume::RaidVolume;
 /// Most rows that are compared at a time.
 const MAX_COMPARE_ROWS: u32 = 16;
 
-/// Which pass over an extent.
+/// What a pass over an extent does with rows that are unreadable, but not for long enough to be
+/// recorded as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScrubPass {
-    /// Unreadable rows are tried again, and given up if they have been unreadable for long.
-    First,
-    /// Rows that are still unreadable and not given up are recorded as unrepaired.
-    Last,
+    /// They are left to a later pass.
+    Provisional,
+    /// They are recorded as unrepaired.
+    Final,
 }
 
 /// The result of comparing a stripe.
@@ -37,26 +39,26 @@ struct StripeComparison {
     totals: ScrubResult,
     /// Rows of the stripe that can be neither read nor reconstructed.
     unreadable_rows: Vec<u32>,
-    /// Rows of the extent's data that are inconsistent.
-    inconsistent_rows: Vec<Range<u32>>,
+    /// Rows of the extent's data that are to be recorded as unrepaired.
+    unrepaired_rows: Vec<Range<u32>>,
 }
 
 impl RaidVolume {
     /// Reads and compares all of the extent at `index`, yielding to clients as a rebuild does.
-    /// Records inconsistent rows as unrepaired; unreadable rows are left to [`Self::retry_unread`].
+    /// Records inconsistent rows as unrepaired; unreadable rows are left to [`Self::retry_unreadable`].
     ///
     /// # Errors
     /// Errors that stop the array.
     pub async fn scrub(&self, index: u32, pace: MaintenancePace) -> Result<ScrubResult, Error> {
-        let scrubbed = self.run_scrub_pass(index, pace, ScrubPass::First).await?;
+        let scrubbed = self.run_scrub_pass(index, pace, ScrubPass::Provisional).await?;
         self.extent(index).iter().for_each(|extent| extent.lost_rows.end_pass());
         Ok(scrubbed)
     }
 
     /// Whether some row of the extent at `index` was unreadable in the last scrub.
     #[must_use]
-    pub fn has_unread(&self, index: u32) -> bool {
-        self.extent(index).is_some_and(|extent| extent.lost_rows.has_unread())
+    pub fn has_unreadable(&self, index: u32) -> bool {
+        self.extent(index).is_some_and(|extent| extent.lost_rows.has_unreadable())
     }
 
     /// Tries the unreadable rows of the extent at `index` again,
@@ -65,9 +67,9 @@ impl RaidVolume {
     ///
     /// # Errors
     /// Errors that stop the array.
-    pub async fn retry_unread(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
-        for pass in [ScrubPass::First, ScrubPass::Last] {
-            let Some(extent) = self.extent(index).filter(|e| e.lost_rows.has_unread()) else {
+    pub async fn retry_unreadable(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
+        for pass in [ScrubPass::Provisional, ScrubPass::Final] {
+            let Some(extent) = self.extent(index).filter(|e| e.lost_rows.has_unreadable()) else {
                 return Ok(());
             };
             self.run_scrub_pass(index, pace, pass).await?;
@@ -76,14 +78,14 @@ impl RaidVolume {
         Ok(())
     }
 
-    /// Reconstructs the unreadable rows of the extent at `index`, and gives up lost ones, so that
-    /// its columns can be moved.
+    /// Reconstructs the unreadable rows of the extent at `index`, and records rows as lost that have
+    /// been unreadable for long, so that its columns can be moved.
     ///
     /// # Errors
     /// Errors that stop the array.
     pub async fn repair_unreadable(&self, index: u32, pace: MaintenancePace) -> Result<(), Error> {
         let Some(extent) = self.extent(index) else { return Ok(()) };
-        self.run_scrub_pass(index, pace, ScrubPass::First).await?;
+        self.run_scrub_pass(index, pace, ScrubPass::Provisional).await?;
         extent.lost_rows.end_pass();
         // Either of the two stored stripe maps may be unreadable.
         for _ in 0..2 {
@@ -99,7 +101,7 @@ impl RaidVolume {
         pass: ScrubPass,
     ) -> Result<ScrubResult, Error> {
         let mut totals = ScrubResult::default();
-        self.extent(index).iter().for_each(|extent| extent.lost_rows.set_has_unread(false));
+        self.extent(index).iter().for_each(|extent| extent.lost_rows.set_has_unreadable(false));
         for number in 0..self.geometry.stripes() {
             let (begun, busy) = (tokio::time::Instant::now(), self.submitted_ops());
             let lock = self.lock_stripe((index, number)).await;
@@ -130,19 +132,19 @@ impl RaidVolume {
         totals.repaired += found.totals.repaired;
         totals.unrecoverable += found.totals.unrecoverable + found.unreadable_rows.len() as u64;
         for row in found.unreadable_rows {
-            let is_given_up = match self.give_up_row(key, &stripe, row).await {
+            let is_lost = match self.give_up_row(key, &stripe, row).await {
                 Err(StripeError::Unrecoverable) => false,
-                is_given_up => is_given_up?,
+                is_lost => is_lost?,
             };
-            if is_given_up {
+            if is_lost {
                 continue;
             }
-            stripe.extent.lost_rows.set_has_unread(true);
-            if pass == ScrubPass::Last {
-                found.inconsistent_rows.extend(stripe.unrecoverable_data_rows(row).await?);
+            stripe.extent.lost_rows.set_has_unreadable(true);
+            if pass == ScrubPass::Final {
+                found.unrepaired_rows.extend(stripe.unrecoverable_data_rows(row).await?);
             }
         }
-        self.record_unrepaired_rows(key.0, &stripe.extent, found.inconsistent_rows).await?;
+        self.record_unrepaired_rows(key.0, &stripe.extent, found.unrepaired_rows).await?;
         compared
     }
 }
@@ -251,10 +253,11 @@ impl Stripe<'_> {
         wrong.collect()
     }
 
-    /// Rewrites rows of a strip, reconstructed from the others, with log entry and all: otherwise
-    /// an older log entry could be replayed after a crash.
+    /// Rewrites rows of a strip, reconstructed from the others. That is a logged write: otherwise an
+    /// older log entry for the rows could be replayed over them after a crash.
     async fn rewrite_strip(&self, rows: &Range<u32>, role: StripRole) -> Result<(), StripeError> {
         let wrong = Available::from_roles([role]);
+        // A parity is rewritten by writing a data strip as it is.
         let strip = if let StripRole::Data(strip) = role { strip } else { 0 };
         let data: Bufs = {
             let _scratch = self
@@ -281,11 +284,11 @@ impl Stripe<'_> {
         Ok(())
     }
 
-    /// Reports a row as inconsistent: all of it, or one strip that has copies.
+    /// Reports a row as inconsistent: one strip of it if strips have copies, else the whole stripe.
     fn report_inconsistent(&self, strip: Option<u16>, row: u32, found: &mut StripeComparison) {
         found.totals.unrecoverable += 1;
         let strips = strip.map_or(0..self.data_strips(), |strip| strip..strip + 1);
-        found.inconsistent_rows.extend(strips.map(|strip| self.data_rows_of(strip, row..row + 1)));
+        found.unrepaired_rows.extend(strips.map(|strip| self.data_rows_of(strip, row..row + 1)));
         let rows = match strip {
             Some(strip) => self.data_rows_of(strip, row..row + 1),
             None => {
@@ -317,8 +320,8 @@ impl Stripe<'_> {
         let columns: SmallVec<[Column; 4]> =
             self.available_columns(StripRole::Data(strip)).collect();
         let count = rows.end - rows.start;
-        let copies = u32::try_from(columns.len()).unwrap_or(u32::MAX);
-        let _scratch = self.array.memory.acquire_scratch(count.saturating_mul(copies)).await;
+        let copy_count = u32::try_from(columns.len()).unwrap_or(u32::MAX);
+        let _scratch = self.array.memory.acquire_scratch(count.saturating_mul(copy_count)).await;
         let mut read: SmallVec<[(Column, Option<RowPages>); 4]> = SmallVec::new();
         for column in columns {
             match self.read_at(column, rows, &self.array.memory.scratch).await {
@@ -331,9 +334,9 @@ impl Stripe<'_> {
         }
         for (n, row) in (0usize..).zip(rows.clone()) {
             let of = |pages: &Option<RowPages>| pages.as_ref().map(|pages| pages[n].clone());
-            let rows: SmallVec<[_; 4]> = read.iter().map(|(c, pages)| (*c, of(pages))).collect();
-            let Some(right) = majority(&rows) else {
-                if rows.iter().any(|(_, page)| page.is_some()) {
+            let copies: SmallVec<[_; 4]> = read.iter().map(|(c, pages)| (*c, of(pages))).collect();
+            let Some(right) = majority(&copies) else {
+                if copies.iter().any(|(_, page)| page.is_some()) {
                     self.report_inconsistent(Some(strip), row, found);
                 } else {
                     found.unreadable_rows.push(row);
@@ -341,7 +344,7 @@ impl Stripe<'_> {
                 continue;
             };
             let wrong =
-                rows.iter().filter(|(_, page)| page.as_ref().is_none_or(|p| p[..] != right[..]));
+                copies.iter().filter(|(_, page)| page.as_ref().is_none_or(|p| p[..] != right[..]));
             for (column, _) in wrong {
                 let _exclusion = self.exclude_reads().await;
                 self.write_at(*column, row, right.clone().into(), false).await?;
@@ -354,9 +357,9 @@ impl Stripe<'_> {
 }
 
 /// The contents that more than half of the readable copies have, if any.
-fn majority(rows: &[(Column, Option<block::Buf>)]) -> Option<block::Buf> {
+fn majority(copies: &[(Column, Option<block::Buf>)]) -> Option<block::Buf> {
     let readable: SmallVec<[&block::Buf; 4]> =
-        rows.iter().filter_map(|(_, page)| page.as_ref()).collect();
+        copies.iter().filter_map(|(_, page)| page.as_ref()).collect();
     let equal = |page: &block::Buf| readable.iter().filter(|other| other[..] == page[..]).count();
     readable.iter().find(|page| equal(page) * 2 > readable.len()).map(|page| (*page).clone())
 }

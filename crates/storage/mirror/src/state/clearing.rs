@@ -18,6 +18,7 @@ pub(in super::super) const CLEAR_BATCH_MAX: usize = 4096;
 #[derive(Debug)]
 pub(in super::super) struct PendingClear {
     pub(in super::super) generation: DataGeneration,
+    /// The images in whose bitmaps here the dirty bits are cleared.
     pub(in super::super) images: Vec<Uuid>,
     pub(in super::super) stamp: FlushStamp,
     queued_at: Duration,
@@ -38,8 +39,8 @@ impl ReplicaState {
         std::mem::take(&mut self.reported_dirty)
     }
 
-    /// The primary has said that these `regions`, which are in order, may be cleared towards
-    /// `images` once `generation` is recorded here.
+    /// The primary has said that these `regions`, which are in order, may be cleared in the bitmaps
+    /// of `images` once `generation` is recorded here.
     pub(in super::super) fn queue_clear(
         &mut self,
         generation: DataGeneration,
@@ -60,8 +61,8 @@ impl ReplicaState {
         }
     }
 
-    /// Whether regions wait for a generation, and no other one has followed to be recorded with
-    /// theirs.
+    /// Whether regions have waited two intervals for their generation to be recorded together with
+    /// a later one, which saves a write.
     pub(in super::super) fn is_clear_overdue(&self) -> bool {
         let pending = self.pending_clear.as_ref();
         pending.is_some_and(|c| self.now >= c.queued_at + 2 * CLEAR_INTERVAL)

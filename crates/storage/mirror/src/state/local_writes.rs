@@ -22,7 +22,7 @@ pub(in super::super) enum LocalWriteOutcome {
     RetryWithNewStamp,
     /// It may have been applied; this node will not learn whether.
     Fenced,
-    /// The leg of the last member failed it.
+    /// The leg of the only member that is left failed it.
     Failed(Error),
 }
 
@@ -40,6 +40,7 @@ struct LocalWriteState {
     /// The operation, while another node is asked to order it. `None` for a forwarded
     /// compare-and-write, which this node does not apply itself.
     op: Option<(WriteOp, Ctx)>,
+    /// Its op number, once the primary has ordered an operation that was kept.
     op_number: Option<OpNumber>,
     applied: bool,
     peers_applied: bool,
@@ -67,8 +68,8 @@ impl LocalWriteState {
 }
 
 impl LocalWrites {
-    /// An empty table. Numbers begin at `first`, which is random, so that no two incarnations use
-    /// the same.
+    /// An empty table. Numbers begin at half of `first`, which is random: no two incarnations use
+    /// the same, and none wraps.
     pub(in super::super) fn new(node: NodeId, first: u64) -> Self {
         Self { node, next_number: first >> 1, pending: FxHashMap::default() }
     }
@@ -115,7 +116,7 @@ impl LocalWrites {
         }
     }
 
-    /// The write `number` has got its op number: returns the operation, if it is to be applied
+    /// The primary has ordered the write `number`: returns the operation, if it is to be applied
     /// here.
     pub(super) fn on_op_assigned(
         &mut self,
@@ -139,8 +140,8 @@ impl LocalWrites {
         write.committed() == Some(op_number)
     }
 
-    /// All other members have applied the write `number`. Returns its op number, once all members
-    /// have applied it; `None` twice if it is not pending.
+    /// All other members have applied the write `number`. `None` if it is not pending; else its op
+    /// number, once this member has applied it too.
     pub(super) fn on_peers_applied(&mut self, number: u64) -> Option<Option<OpNumber>> {
         let write = self.pending.get_mut(&number)?;
         write.peers_applied = true;

@@ -19,12 +19,12 @@ pub(in super::super) const WATCHDOG_INTERVAL: Duration = Duration::from_millis(5
 /// How long a session may be silent while lease messages arrive over other paths.
 const SESSION_SILENCE_MAX: Duration = Duration::from_millis(1500);
 
+/// How many lease messages must have arrived while a session was silent: fewer than a node sends on
+/// one path in [`SESSION_SILENCE_MAX`], and more than a stopped node that resumes may have queued.
+const LEASE_MESSAGES_MIN: u32 = 4;
+
 /// How long a joiner may be silent. It has no leases, and every write waits for it.
 const JOINER_SILENCE_MAX: Duration = Duration::from_millis(2500);
-
-/// How many lease messages must have arrived meanwhile: fewer than a node sends on one path in that
-/// time, and more than may arrive first on it when a stopped node resumes.
-const LEASE_MESSAGES_MIN: u32 = 4;
 
 /// How long a report of an unreachable peer counts: a few watchdog intervals.
 const REPORT_LIFETIME: Duration = Duration::from_millis(1500);
@@ -111,33 +111,34 @@ impl ReplicaState {
         self.joiners.attached().filter(silent).collect()
     }
 
-    /// Reports to the primary the members that this one has not reached since `before`.
-    pub(in super::super) fn report_unreachable(&mut self, before: Duration, effects: &mut Effects) {
+    /// Reports to the primary the members with which this one has had no session since `since`.
+    pub(in super::super) fn report_unreachable(&mut self, since: Duration, effects: &mut Effects) {
         let Some((view, primary)) = self.serving_view().zip(self.primary()) else { return };
         let others = self.others();
-        for (&node, _) in self.unlinked_since.iter().filter(|(_, since)| **since < before) {
+        for (&node, _) in self.unlinked_since.iter().filter(|(_, ended)| **ended < since) {
             if node != primary && others.contains(&node) {
                 effects.send(primary, Message::PeerUnreachable { view, node });
             }
         }
     }
 
-    /// At the primary: excludes members that have not answered since `stuck_since`, or have had no
-    /// session since `absent_since`, and drops such joiners. `overdue` have not answered a request.
+    /// At the primary: excludes members that have made no progress since `stuck_before`, or have had
+    /// no session since `absent_before`, and drops such joiners. Those in `overdue` have not answered
+    /// a flush, fetch or digest since then.
     pub(in super::super) fn exclude_unresponsive(
         &mut self,
-        stuck_since: Duration,
-        absent_since: Duration,
+        stuck_before: Duration,
+        absent_before: Duration,
         overdue: Vec<NodeId>,
         effects: &mut Effects,
     ) {
         let mut unresponsive = overdue;
-        unresponsive.extend(self.sequencer.overdue(stuck_since));
+        unresponsive.extend(self.sequencer.overdue(stuck_before));
         unresponsive.extend(self.silent_joiners());
-        if self.view_began_at < stuck_since && self.active_view != self.membership.view() {
+        if self.view_began_at < stuck_before && self.active_view != self.membership.view() {
             unresponsive.extend(self.membership.missing_do_view_change());
         }
-        let unlinked = self.unlinked_since.iter().filter(|(_, since)| **since < absent_since);
+        let unlinked = self.unlinked_since.iter().filter(|(_, ended)| **ended < absent_before);
         unresponsive.extend(unlinked.map(|(node, _)| *node));
         unresponsive.extend(self.unreachable_member());
         unresponsive.sort_unstable();

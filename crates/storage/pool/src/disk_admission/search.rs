@@ -273,7 +273,7 @@ impl World {
     fn look(&mut self, present: MemberSet) -> Result<(), Violation> {
         let sought = self.admission.sought().difference(self.voters());
         for effect in self.admission.apply(AdmissionInput::LookedFor { sought, present }) {
-            let AdmissionEffect::Examine(id) = effect else { return Err("a look does more") };
+            let AdmissionEffect::Identify(id) = effect else { return Err("a look does more") };
             let effects = self.admission.apply(AdmissionInput::Found(id));
             let [AdmissionEffect::Reattach(_, return_id)] = effects.as_slice() else {
                 return Err("a disk that is to be examined does not return");

@@ -65,7 +65,7 @@ fn state_of(admission: &DiskAdmission) -> &'static str {
         AdmissionState::Joining(JoinStage::Learning, _) => "Learning",
         AdmissionState::Joining(JoinStage::Committing, _) => "Committing",
         AdmissionState::Joining(JoinStage::Rejected, _) => "Rejected",
-        AdmissionState::Joining(JoinStage::Lost, _) => "Lost",
+        AdmissionState::Joining(JoinStage::Stopped, _) => "Stopped",
     }
 }
 
@@ -136,7 +136,7 @@ const TRANSITIONS: &[Transition] = &[
         "Abandoned",
         &[Effect::HoldUntilIdle(DISK), Effect::StopWaiting(DISK)],
     ),
-    ("Absent", PRESENT, "Absent", &[Effect::Examine(DISK)]),
+    ("Absent", PRESENT, "Absent", &[Effect::Identify(DISK)]),
     ("Absent", Input::NewerCommitProven(DISK), "Failed", &[]),
     ("Absent", Input::Found(DISK), "Examining", &[Effect::Reattach(DISK, ReturnId(1))]),
     (
@@ -153,7 +153,7 @@ const TRANSITIONS: &[Transition] = &[
     ("Ready", Input::ReturnEnded(DISK, RETURN), "Failed", &[]),
     ("Ready", JOINS, "CatchingUp", &[Effect::CatchUp(DISK)]),
     ("CatchingUp", Input::CaughtUp(DISK), "Learning", &[Effect::AskCores(DISK)]),
-    ("CatchingUp", Input::SilenceConfirmed(DISK), "Lost", &[]),
+    ("CatchingUp", Input::SilenceConfirmed(DISK), "Stopped", &[]),
     ("CatchingUp", VOTES, "Failed", &[]),
     ("CatchingUp", REFUSED, "Failed", &[]),
     ("Learning", ALL_WRITE, "Committing", &[Effect::CommitVote(DISK)]),
@@ -161,7 +161,7 @@ const TRANSITIONS: &[Transition] = &[
     ("Learning", Input::SilenceConfirmed(DISK), "Rejected", &[]),
     ("Learning", VOTES, "Failed", &[Effect::StopVersions(DISK)]),
     ("Learning", REFUSED, "Failed", &[Effect::StopVersions(DISK), Effect::AnnounceDetached(DISK)]),
-    ("Learning", FAILED, "Lost", &[Effect::StopVersions(DISK), Effect::AnnounceFailure(DISK)]),
+    ("Learning", FAILED, "Stopped", &[Effect::StopVersions(DISK), Effect::AnnounceFailure(DISK)]),
     ("Committing", VOTES, "Attached", &[]),
     (
         "Committing",
@@ -169,24 +169,32 @@ const TRANSITIONS: &[Transition] = &[
         "Failed",
         &[Effect::StopVersions(DISK), Effect::AnnounceDetached(DISK)],
     ),
-    ("Committing", FAILED, "Lost", &[Effect::StopVersions(DISK), Effect::AnnounceFailure(DISK)]),
+    ("Committing", FAILED, "Stopped", &[Effect::StopVersions(DISK), Effect::AnnounceFailure(DISK)]),
     ("Rejected", Input::CaughtUp(DISK), "Rejected", &[Effect::CancelJoin(DISK)]),
     ("Rejected", ALL_WRITE, "Rejected", &[Effect::CancelJoin(DISK)]),
     ("Rejected", ONE_FAILS, "Rejected", &[Effect::CancelJoin(DISK)]),
     ("Rejected", VOTES, "Failed", &[Effect::StopVersions(DISK)]),
     ("Rejected", REFUSED, "Failed", &[Effect::StopVersions(DISK), Effect::AnnounceDetached(DISK)]),
-    ("Rejected", FAILED, "Lost", &[Effect::StopVersions(DISK), Effect::AnnounceFailure(DISK)]),
-    ("Lost", Input::CaughtUp(DISK), "Lost", &[Effect::CancelJoin(DISK)]),
-    ("Lost", ALL_WRITE, "Lost", &[Effect::CancelJoin(DISK)]),
-    ("Lost", ONE_FAILS, "Lost", &[Effect::CancelJoin(DISK)]),
-    ("Lost", VOTES, "Failed", &[]),
-    ("Lost", REFUSED, "Failed", &[Effect::AnnounceDetached(DISK)]),
+    ("Rejected", FAILED, "Stopped", &[Effect::StopVersions(DISK), Effect::AnnounceFailure(DISK)]),
+    ("Stopped", Input::CaughtUp(DISK), "Stopped", &[Effect::CancelJoin(DISK)]),
+    ("Stopped", ALL_WRITE, "Stopped", &[Effect::CancelJoin(DISK)]),
+    ("Stopped", ONE_FAILS, "Stopped", &[Effect::CancelJoin(DISK)]),
+    ("Stopped", VOTES, "Failed", &[]),
+    ("Stopped", REFUSED, "Failed", &[Effect::AnnounceDetached(DISK)]),
 ];
 
 /// What an input leads to in a state, by the table and what the module's documentation adds to it.
 fn expected(state: &'static str, input: Input) -> (&'static str, Vec<Effect>) {
-    const RETURNING_OR_JOINING: [&str; 8] =
-        ["Examining", "Slow", "Ready", "CatchingUp", "Learning", "Committing", "Rejected", "Lost"];
+    const RETURNING_OR_JOINING: [&str; 8] = [
+        "Examining",
+        "Slow",
+        "Ready",
+        "CatchingUp",
+        "Learning",
+        "Committing",
+        "Rejected",
+        "Stopped",
+    ];
     const FOLLOWERS: [&str; 5] = ["Attached", "Unresponsive", "Learning", "Committing", "Rejected"];
     let is_joining = RETURNING_OR_JOINING[3..].contains(&state);
     match input {
@@ -194,7 +202,7 @@ fn expected(state: &'static str, input: Input) -> (&'static str, Vec<Effect>) {
         REPORTED => {
             let next = match state {
                 "Learning" => "Rejected",
-                "CatchingUp" => "Lost",
+                "CatchingUp" => "Stopped",
                 _ => state,
             };
             (next, vec![Effect::Detach(DISK)])
@@ -264,7 +272,13 @@ fn columns_stay_where_they_are_from_the_examination_to_the_end_of_a_return() {
     for mut admission in each_state() {
         let stay = matches!(
             state_of(&admission),
-            "Examining" | "Ready" | "CatchingUp" | "Learning" | "Committing" | "Rejected" | "Lost"
+            "Examining"
+                | "Ready"
+                | "CatchingUp"
+                | "Learning"
+                | "Committing"
+                | "Rejected"
+                | "Stopped"
         );
         assert_eq!(admission.keeps_columns(DISK), stay, "{}", state_of(&admission));
         let _ = admission.apply(Input::ReturnSlow(DISK, RETURN));

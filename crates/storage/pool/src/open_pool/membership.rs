@@ -314,7 +314,7 @@ impl Pool {
             AdmissionInput::LookedFor { sought, present: present.keys().copied().collect() };
         let effects = self.writer.apply(looked_for);
         let found =
-            present.into_iter().filter(|(id, _)| effects.contains(&AdmissionEffect::Examine(*id)));
+            present.into_iter().filter(|(id, _)| effects.contains(&AdmissionEffect::Identify(*id)));
         let found: Vec<PathBuf> = found.flat_map(|(_, paths)| paths).collect();
         let claim_settings = &self.claim_settings;
         let (absent, newer) =
