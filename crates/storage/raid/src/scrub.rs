@@ -45,7 +45,8 @@ struct StripeComparison {
 
 impl RaidVolume {
     /// Reads and compares all of the extent at `index`, yielding to clients as a rebuild does.
-    /// Records inconsistent rows as unrepaired; unreadable rows are left to [`Self::retry_unreadable`].
+    /// Records inconsistent rows as unrepaired; unreadable rows are left to
+    /// [`Self::retry_unreadable`].
     ///
     /// # Errors
     /// Errors that stop the array.
@@ -78,8 +79,8 @@ impl RaidVolume {
         Ok(())
     }
 
-    /// Reconstructs the unreadable rows of the extent at `index`, and records rows as lost that have
-    /// been unreadable for long, so that its columns can be moved.
+    /// Reconstructs the unreadable rows of the extent at `index`, and records rows as lost that
+    /// have been unreadable for long, so that its columns can be moved.
     ///
     /// # Errors
     /// Errors that stop the array.
@@ -253,8 +254,8 @@ impl Stripe<'_> {
         wrong.collect()
     }
 
-    /// Rewrites rows of a strip, reconstructed from the others. That is a logged write: otherwise an
-    /// older log entry for the rows could be replayed over them after a crash.
+    /// Rewrites rows of a strip, reconstructed from the others. That is a logged write: otherwise
+    /// an older log entry for the rows could be replayed over them after a crash.
     async fn rewrite_strip(&self, rows: &Range<u32>, role: StripRole) -> Result<(), StripeError> {
         let wrong = Available::from_roles([role]);
         // A parity is rewritten by writing a data strip as it is.

@@ -122,9 +122,9 @@ impl ReplicaState {
         }
     }
 
-    /// At the primary: excludes members that have made no progress since `stuck_before`, or have had
-    /// no session since `absent_before`, and drops such joiners. Those in `overdue` have not answered
-    /// a flush, fetch or digest since then.
+    /// At the primary: excludes members that have made no progress since `stuck_before`, or have
+    /// had no session since `absent_before`, and drops such joiners. Those in `overdue` have not
+    /// answered a flush, fetch or digest since then.
     pub(in super::super) fn exclude_unresponsive(
         &mut self,
         stuck_before: Duration,
