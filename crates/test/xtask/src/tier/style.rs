@@ -1,5 +1,6 @@
-//! Format, lints, language, dependencies.
+//! Format, lints, language, imports, dependencies.
 
+mod circles;
 #[cfg(test)]
 mod floors;
 mod prose;
@@ -14,6 +15,12 @@ pub(super) fn run(context: &RunContext) -> Result<()> {
         let found = prose::findings(&context.root)?;
         let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
         anyhow::ensure!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
+        Ok(())
+    });
+    context.check("imports without circles", || {
+        let found = circles::findings(&context.root)?;
+        let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
+        anyhow::ensure!(lines.is_empty(), "{}", lines.join("\n"));
         Ok(())
     });
     lint(context);
