@@ -9,7 +9,8 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Control, store_error};
+use super::Control;
+use crate::errors::store_error;
 use engine::ReportScope;
 use records::reconcile::Observed;
 use records::record::{PlacementStage, VolumeRecord, VolumeStage};
@@ -112,7 +113,7 @@ impl Control {
         if others.is_empty() {
             return Ok(false);
         }
-        let request = self.request_reports(&others).await.map_err(|e| store_error(&e))?;
+        let request = self.0.context.request_reports(&others).await.map_err(|e| store_error(&e))?;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let reports = self.reports().await.map_err(|e| store_error(&e))?;

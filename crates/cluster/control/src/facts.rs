@@ -30,7 +30,7 @@ impl Control {
         let (cores, space, pools) = tokio::join!(report, look, self.0.pools.pool_facts());
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
-        let cluster = self.cluster_view(&cores).await;
+        let cluster = self.0.context.cluster_view(&cores).await;
         let store_answers = cluster.as_ref().map(|cluster| cluster.store.error.is_none());
         let mut joins = match store_answers {
             Some(answers) => self.0.cluster.join_findings(answers).await,

@@ -11,6 +11,7 @@ mod cluster_view;
 mod context;
 mod data_loss_guard;
 mod device_stack;
+mod errors;
 mod facts;
 mod isns;
 mod node_probe;
@@ -29,6 +30,7 @@ mod report_requests;
 mod reservations;
 mod reserved_paths;
 mod secrets;
+mod settings;
 mod space;
 mod startup_wait;
 mod store_audit;
@@ -37,13 +39,13 @@ mod volume_edit;
 mod volume_lifecycle;
 mod volume_status;
 mod volume_table;
+mod volume_usage;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use api::{ApiError, ErrorCode, VolumeName};
+use api::{ApiError, VolumeName};
 use cluster::identity::Role;
 use cluster::mirror_records;
 use futures_util::StreamExt;
@@ -54,24 +56,22 @@ use uuid::Uuid;
 
 use cluster::store::{MetadataStore, Revision, StoreError};
 use cluster_control::ClusterControl;
-use config::{self, Config};
 use context::Context;
 use engine::joined_cluster::JoinedCluster;
-use engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
+use engine::{ClusterContext, Engine, PeerAddresses};
 use membership::secret_keys::SecretKeys;
 use membership::{ClusterMembership, MembershipOutcome};
 use pool_volumes::VolumesOfPools;
 use pools::PoolControl;
-use reconciler::VolumeRecords;
 use records::catalog;
 use records::record::image_description::{DescriptionSource, ImageDescription};
 use records::record::{self, StoredVolumeRecord, VOLUMES, VolumeRecord};
-use reserved_paths::ReservedPaths;
 use secrets::SecretControl;
+pub use settings::ControlSettings;
 use startup_wait::wait_after_error;
-use status::report::{MissingReplica, NodeReport};
+use status::report::NodeReport;
 use status::startup_wait::StartupWait;
-use status::{RESTORE_HINT, UNTRUSTED_STORE_HINT};
+use volume_table::VolumeRecords;
 
 /// How often volumes that failed to open are retried.
 const FAILED_VOLUME_RETRY: Duration = Duration::from_secs(30);
@@ -84,67 +84,6 @@ const STARTUP_RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Most steps that one reconciliation of a volume takes; more means that it makes no progress.
 const MAX_RECONCILE_STEPS: usize = 32;
-
-/// The part of the configuration that the control plane uses.
-#[derive(Clone, Debug)]
-pub struct ControlSettings {
-    /// Name of the node.
-    pub name: String,
-    /// The node's data directory.
-    pub data_dir: PathBuf,
-    /// Identity of the data directory.
-    pub data_dir_id: Uuid,
-    /// Why the data directory has no anchor outside of it that identifies this node, if it has
-    /// none.
-    pub anchor_error: Option<String>,
-    /// Whether iSCSI logins at a node that does not serve the volume are redirected to one that
-    /// does.
-    pub redirect: bool,
-    /// The iSNS server to register with.
-    pub isns: Option<String>,
-    /// Prefix of the names of new iSCSI targets.
-    pub iscsi_authority: String,
-    /// Prefix of the names of new NVMe subsystems.
-    pub nvme_authority: String,
-    /// Most volumes.
-    pub max_volumes: usize,
-    /// Buffer memory of each core, in bytes.
-    pub memory_bytes: u64,
-    /// Free space below which the status warns, in percent of a file system; 0 for never.
-    pub low_space_percent: u64,
-    /// Addresses at which initiators are served.
-    pub portals: Portals,
-    /// Directory of the vhost-user sockets of virtual machines.
-    pub vhost_user: Option<PathBuf>,
-    /// Cluster settings.
-    pub cluster: config::Cluster,
-    /// The node's own files, on which no volume and no pool may lie.
-    reserved_paths: ReservedPaths,
-}
-
-impl ControlSettings {
-    /// The settings from `config`, with the addresses at which the node listens.
-    #[must_use]
-    pub fn new(config: &Config, portals: Portals) -> Self {
-        Self {
-            name: config.name.clone(),
-            data_dir: config.data_dir.clone(),
-            data_dir_id: Uuid::nil(),
-            anchor_error: None,
-            redirect: config.iscsi.redirect,
-            isns: config.iscsi.isns.clone(),
-            iscsi_authority: config.iscsi.authority.clone(),
-            nvme_authority: config.nvme.authority.clone(),
-            max_volumes: config.limits.volumes,
-            memory_bytes: config.cores.memory_bytes,
-            low_space_percent: config.disks.low_space_percent,
-            portals,
-            vhost_user: config.vhost_user.directory.clone(),
-            cluster: config.cluster.clone(),
-            reserved_paths: ReservedPaths::from_config(config),
-        }
-    }
-}
 
 /// The control plane. Cheap to clone.
 #[derive(Clone)]
@@ -162,10 +101,6 @@ struct Inner {
     isns_registration: std::sync::Mutex<Option<isns::IsnsRegistration>>,
     /// Held while the catalog is built and handed to the cores; counts the catalogs.
     catalog_generation: Mutex<u64>,
-    /// Why volumes with their primary here lack replicas that are not being made.
-    missing_replicas: std::sync::Mutex<BTreeMap<Uuid, MissingReplica>>,
-    /// Other nodes that have ever responded to this one.
-    responded_nodes: std::sync::Mutex<BTreeSet<NodeId>>,
     /// Images on this node that are not served.
     unserved_images: std::sync::Mutex<orphan_images::UnservedImages>,
     /// Background tasks.
@@ -221,8 +156,6 @@ impl Control {
             secrets,
             isns_registration: std::sync::Mutex::default(),
             catalog_generation: Mutex::new(0),
-            missing_replicas: std::sync::Mutex::default(),
-            responded_nodes: std::sync::Mutex::default(),
             unserved_images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),
             cluster_tasks: std::sync::Mutex::default(),
@@ -344,7 +277,7 @@ impl Control {
                 revision,
             ));
             self.spawn(self.clone().watch_nodes(nodes));
-            self.spawn(self.clone().watch_report_requests());
+            self.spawn(Arc::clone(&self.0.context).watch_report_requests());
             self.spawn(self.clone().run_periodic_tasks());
             self.spawn(self.0.cluster.clone().serve_joins());
             self.spawn(self.0.cluster.clone().clean_up_admission());
@@ -649,61 +582,5 @@ impl Control {
         T: Send + 'static,
     {
         self.0.context.run_to_completion(change).await
-    }
-}
-
-/// Converts a store error to an API error.
-fn store_error(e: &StoreError) -> ApiError {
-    match e {
-        StoreError::Conflict { .. } => ApiError::new(
-            ErrorCode::Conflict,
-            "the volume was changed by another request at the \
-                same time",
-        )
-        .with_hint("check its state and try again"),
-        StoreError::Unreachable { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
-            .with_hint("nothing was changed; try again when the store responds"),
-        StoreError::TlsRejected { .. } => {
-            let hint = format!("nothing was changed; {UNTRUSTED_STORE_HINT}");
-            ApiError::new(ErrorCode::Unavailable, e.to_string()).with_hint(hint)
-        }
-        StoreError::Indeterminate { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
-            .with_hint("the change may have been made: check before you try again"),
-        StoreError::Damaged { .. } => {
-            tracing::error!(error = %e, "the store is damaged");
-            ApiError::new(ErrorCode::Internal, e.to_string()).with_hint(RESTORE_HINT)
-        }
-        StoreError::Compacted { .. }
-        | StoreError::UnsupportedFormat { .. }
-        | StoreError::Failed { .. } => {
-            tracing::error!(error = %e, "the store failed");
-            ApiError::new(ErrorCode::Internal, e.to_string())
-                .with_hint("see the node's log; the data directory may be full or read-only")
-        }
-    }
-}
-
-/// Converts a backing error to an API error.
-fn backing_error(name: &VolumeName, e: &BackingError) -> ApiError {
-    let error = ApiError::new(e.code(), format!("volume {name}: {e}"));
-    match e.hint {
-        Some(hint) => error.with_hint(hint),
-        None => error,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_store_that_is_not_trusted_is_not_waited_for() {
-        let (store, why) = ("etcd".to_owned(), "invalid peer certificate: Expired".to_owned());
-        let away = StoreError::Unreachable { store: store.clone(), why: why.clone() };
-        let hint = |e: &StoreError| store_error(e).hint.unwrap_or_default();
-        assert!(hint(&away).contains("when the store responds"), "{}", hint(&away));
-        let bad = StoreError::TlsRejected { store, why };
-        assert!(hint(&bad).contains("cluster.tls_ca") && !hint(&bad).contains("try again"));
-        assert!(store_error(&bad).message.contains("Expired"));
     }
 }

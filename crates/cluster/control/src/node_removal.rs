@@ -16,8 +16,9 @@ use cluster::store::{Change, MetadataStore, Precondition, StoreError};
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::cluster_control::{conflict, find_node, join_error, member_not_removed};
-use super::{Control, reconciler, store_error};
+use super::cluster_control::{find_node, join_error, member_not_removed};
+use super::{Control, reconciler};
+use crate::errors::{conflict, store_error};
 use records::record::{self, StoredVolumeRecord, VOLUMES, VolumeStage};
 
 /// How often the removal of one replica is decided while its volume keeps changing.

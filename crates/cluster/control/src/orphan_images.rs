@@ -21,7 +21,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use wire::plural;
 
-use super::{Control, reconciler, store_error};
+use super::{Control, reconciler};
+use crate::context::now_s;
+use crate::errors::store_error;
 use engine::{BackingError, ImageLocation, ReportScope, ScannedIntentLog, VolumeReport};
 use records::pool_records;
 use records::reconcile::Observed;
@@ -324,7 +326,8 @@ impl Control {
         if others.is_empty() {
             return Ok((replicas, down));
         }
-        let revision = self.request_reports(&others).await.map_err(|e| store_error(&e))?;
+        let revision =
+            self.0.context.request_reports(&others).await.map_err(|e| store_error(&e))?;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let reports = self.reports().await.map_err(|e| store_error(&e))?;
@@ -568,10 +571,7 @@ impl Control {
             chap_by_initiator: BTreeMap::new(),
             dhchap_by_host: BTreeMap::new(),
             tls_by_host: BTreeMap::new(),
-            created_s: found
-                .description
-                .as_ref()
-                .map_or_else(super::volume_lifecycle::now_s, |d| d.created_s),
+            created_s: found.description.as_ref().map_or_else(now_s, |d| d.created_s),
         };
         self.check_target_names(&record, members)?;
         Ok(record)

@@ -13,8 +13,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::Control;
 use super::cluster_control::{drain_incomplete, find_node};
-use super::{Control, store_error};
+use crate::errors::store_error;
 
 /// Longest wait until other nodes take over from a drained node.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
@@ -35,13 +36,13 @@ impl Control {
 
     /// Passes every change of the node list on to volumes and initiators.
     pub(super) async fn watch_nodes(self, mut nodes: watch::Receiver<Nodes>) {
-        let mut drained = self.is_drained();
+        let mut drained = self.0.context.is_drained();
         while nodes.changed().await.is_ok() {
             for volume in self.0.context.volumes.open_volumes(self.this_node()) {
                 self.update_peers(&volume.stored.record).await;
             }
             self.republish_catalog().await;
-            if std::mem::replace(&mut drained, self.is_drained()) != drained {
+            if std::mem::replace(&mut drained, self.0.context.is_drained()) != drained {
                 self.apply_drain_to_all().await;
             }
         }
@@ -92,18 +93,12 @@ impl Control {
             if leaving.is_empty() || Instant::now() >= deadline {
                 let needed = alone.iter().chain(&leaving).map(|(id, _)| self.volume_name(**id));
                 let names: Vec<_> = needed.collect();
-                let runs = self.cluster_view(&[]).await.is_none_or(|cluster| cluster.runs(node));
+                let runs =
+                    self.0.context.cluster_view(&[]).await.is_none_or(|cluster| cluster.runs(node));
                 return Err(drain_incomplete(&self.node_name(node), runs, &names.join(", ")));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-    }
-
-    /// Whether this node is drained.
-    pub(super) fn is_drained(&self) -> bool {
-        self.joined_cluster().is_some_and(|m| {
-            m.nodes.borrow().get(&m.node).is_some_and(|node| node.record.is_drained)
-        })
     }
 
     /// [`Self::apply_drain`] for all open volumes.
@@ -123,7 +118,7 @@ impl Control {
             placement
                 .is_some_and(|p| matches!(p.stage, PlacementStage::Removing { replaced_by: None }))
         });
-        let result = if self.is_drained() {
+        let result = if self.0.context.is_drained() {
             self.0.context.engine.leave_mirror(id).await.map(drop)
         } else if leaving {
             Ok(())

@@ -16,6 +16,7 @@ use records::reconcile::Observed;
 use records::record::StoredVolumeRecord;
 use status::clock_findings;
 use status::report::{self, NodeReport, ResyncProgress};
+use status::volume_status::merge_sessions;
 
 /// Interval of the periodic tasks.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -68,7 +69,7 @@ impl Control {
             self.reopen_lost_images(&cores, &mut reopenings);
             self.rebalance_primaries().await;
             self.repair_replicas(&cores, &mut repairs).await;
-            if self.is_drained() {
+            if self.0.context.is_drained() {
                 self.apply_drain_to_all().await;
             }
             // The control plane holds the sender: this ends by a change or by the timeout.
@@ -120,8 +121,8 @@ impl Control {
         let space =
             space::measure(self.this_node(), nothing, &self.0.context.settings.data_dir).await;
         let (bytes, free_bytes) = space.data_dir.unwrap_or_default();
-        let mirrors = progress.report_mirrors(cores, self, Instant::now());
-        let open_errors = self.open_errors();
+        let mirrors = progress.report_mirrors(cores, &*self.0.context, Instant::now());
+        let open_errors = self.0.context.volumes.open_errors();
         let sessions = self.session_counts(cores);
         let membership = self.0.context.cluster_membership.as_ref();
         let behind = membership
@@ -157,16 +158,18 @@ impl Control {
         }
     }
 
-    /// The volumes that cannot be opened here, and why.
-    pub(super) fn open_errors(&self) -> BTreeMap<Uuid, String> {
-        let all = self.0.context.volumes.all();
-        let errors = all.into_iter().filter_map(|(stored, observed)| match observed {
-            Observed::OpenFailed { reason } | Observed::EraseFailed { reason } => {
-                Some((stored.record.id, reason))
+    /// Numbers of initiator sessions here, by volume.
+    fn session_counts(&self, cores: &[CoreReport]) -> BTreeMap<Uuid, u32> {
+        let volumes = self.0.context.volumes.all();
+        let ids: BTreeMap<_, _> =
+            volumes.iter().map(|(s, _)| (&s.record.name, s.record.id)).collect();
+        let mut counts = BTreeMap::new();
+        for name in merge_sessions(&volumes, cores).iter().flat_map(|s| &s.volumes) {
+            if let Some(id) = ids.get(name) {
+                *counts.entry(*id).or_default() += 1;
             }
-            _ => None,
-        });
-        errors.collect()
+        }
+        counts
     }
 
     /// Writes the report if it has changed.

@@ -8,20 +8,12 @@ use rt::fault_point::{self, FaultPoint};
 use uuid::Uuid;
 
 use super::{Control, MAX_RECONCILE_STEPS};
+use crate::volume_table::VolumeRecords;
 use cluster::store::{Revision, StoreError};
 use engine::BackingError;
 use records::reconcile::{MirrorState, Observed, Step, next_step};
 use records::record::ImageInfo;
 use records::record::{self, PlacementStage, StoredVolumeRecord, VolumeRecord, VolumeStage};
-
-/// The records of a volume in the store.
-#[derive(Clone, Debug, Default)]
-pub(super) struct VolumeRecords {
-    /// The volume record.
-    pub(super) stored: Option<StoredVolumeRecord>,
-    /// The mirror record, in a cluster.
-    pub(super) mirror: Option<(MirrorConfig, Revision)>,
-}
 
 /// Outcome of a step.
 enum StepOutcome {

@@ -12,9 +12,10 @@ use cluster::{mirror_records, nodes};
 use mirror::config::ConfigReplica;
 use uuid::Uuid;
 
-use super::cluster_control::{conflict, first_node_identity, identity_error, renew_protection};
+use super::Control;
+use super::cluster_control::{first_node_identity, identity_error, renew_protection};
 use super::orphan_images::recovered_mirror_record;
-use super::{Control, store_error};
+use crate::errors::{conflict, store_error};
 use membership::ClusterMembership;
 use records::record::StoredVolumeRecord;
 use status::UNTRUSTED_STORE_HINT;

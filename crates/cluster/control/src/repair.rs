@@ -4,7 +4,6 @@
 //! are primary.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use api::NewBacking;
@@ -29,8 +28,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Control;
-use super::volume_lifecycle::now_s;
 use super::volume_table::ReadyVolume;
+use crate::context::now_s;
 
 /// How often a node is searched again for a replica that has to wait or for which no node was
 /// found.
@@ -103,7 +102,7 @@ impl Control {
             };
             missing_replicas.extend(missing.map(|missing| (id, missing)));
         }
-        *self.0.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner) = missing_replicas;
+        self.0.context.volumes.set_missing_replicas(missing_replicas);
     }
 
     /// The nodes that are down by the store, except for drained ones.

@@ -3,7 +3,8 @@
 use api::{ApiError, Registration, Reservations, VolumeName};
 use reservation::{Initiator, ItNexus, ReservationType, Table};
 
-use super::{Control, backing_error};
+use super::Control;
+use crate::errors::backing_error;
 
 impl Control {
     /// Returns the reservations of a volume. The node must serve it.

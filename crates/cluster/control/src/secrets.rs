@@ -14,10 +14,11 @@ use status::verdict::UnreadableSecret;
 use uuid::Uuid;
 
 use super::{Control, FAILED_VOLUME_RETRY};
+use crate::errors::store_error;
 
 pub(super) fn secrets_error(error: &SecretsError) -> ApiError {
     match error {
-        SecretsError::Store(error) => super::store_error(error),
+        SecretsError::Store(error) => store_error(error),
         error => ApiError::new(ErrorCode::Internal, format!("cannot seal secrets: {error}")).with_hint(
             "nothing was changed; repair or restore the file or key named above, which holds the \
              keys that seal secrets",

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::{ApiError, ErrorCode, MapVolume, Volume, VolumeName};
 use uuid::Uuid;
 
+use super::Control;
 use super::volume_edit::check_access;
-use super::{Control, store_error};
+use crate::errors::store_error;
 use records::record::lun_mapping::{MAX_LUN, MapError, assign_lun};
 use records::record::{StoredVolumeRecord, VolumeRecord, VolumeStage};
 

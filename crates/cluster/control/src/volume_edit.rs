@@ -9,8 +9,9 @@ use api::{
 use nvme::tls::TlsKey;
 use uuid::Uuid;
 
+use super::Control;
 use super::secrets::{seal_chap, seal_dhchap, seal_tls};
-use super::{Control, backing_error, store_error};
+use crate::errors::{backing_error, store_error};
 use records::reconcile::Observed;
 use records::record::{
     ChapContext, HostSecretContext, StoredVolumeRecord, VolumeAuthMethod, VolumeRecord,
