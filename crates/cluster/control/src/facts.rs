@@ -26,7 +26,8 @@ impl Control {
     pub async fn facts(&self, scope: ReportScope) -> NodeFacts {
         let settings = &self.0.context.settings;
         let volumes = self.0.context.volumes.all();
-        let (report, look) = (self.0.context.engine.report(scope), self.space_of(&volumes));
+        let (report, look) =
+            (self.0.context.engine.report(scope), self.0.volumes.space_of(&volumes));
         let (cores, space, pools) = tokio::join!(report, look, self.0.pools.pool_facts());
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
@@ -72,7 +73,7 @@ impl Control {
             pools,
             damaged_pools,
             low_space_percent: settings.low_space_percent,
-            image_findings: self.image_findings(),
+            image_findings: self.0.volumes.image_findings(),
             join_findings: joins,
             cluster,
         }

@@ -8,7 +8,7 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Control;
+use super::VolumeControl;
 use crate::errors::store_error;
 use cluster::store::Revision;
 use records::record::{PlacementStage, VolumeRecord, VolumeStage};
@@ -22,7 +22,7 @@ const ANSWER_POLL: Duration = Duration::from_millis(100);
 
 const FORCE_HINT: &str = "log out there first, or use --force (`force=true`)";
 
-impl Control {
+impl VolumeControl {
     /// Fails if initiators use a volume, or may use it, at other nodes.
     ///
     /// # Errors

@@ -18,9 +18,9 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Control;
+use super::VolumeControl;
+use super::lifecycle::require_absolute;
 use super::reconciler::random_config_id;
-use super::volume_lifecycle::require_absolute;
 use crate::errors::{backing_error, store_error};
 use cluster::store::StoreError;
 use engine::ReportScope;
@@ -46,7 +46,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often storing the result of a comparison is tried while the record changes.
 const COMMIT_ATTEMPTS: usize = 5;
 
-impl Control {
+impl VolumeControl {
     /// Adds a replica to a volume.
     ///
     /// # Errors

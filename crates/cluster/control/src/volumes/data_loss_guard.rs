@@ -9,7 +9,7 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Control;
+use super::VolumeControl;
 use crate::errors::store_error;
 use engine::ReportScope;
 use records::reconcile::Observed;
@@ -28,7 +28,7 @@ const ANSWER_POLL: Duration = Duration::from_millis(20);
 /// How often the wait for an opening volume checks.
 const OPEN_POLL: Duration = Duration::from_millis(100);
 
-impl Control {
+impl VolumeControl {
     /// Refuses to delete a volume that no replica serves, if that would erase data.
     pub(super) async fn check_delete(&self, record: &VolumeRecord) -> Result<(), ApiError> {
         if record.stage != VolumeStage::Ready || !self.has_data_to_erase(record).await {
@@ -62,7 +62,7 @@ impl Control {
     }
 
     /// Refuses to drop a replica of a volume that no replica serves.
-    pub(super) async fn check_can_drop_replica(
+    pub(crate) async fn check_can_drop_replica(
         &self,
         record: &VolumeRecord,
         node: NodeId,

@@ -23,9 +23,9 @@ use status::volume_status::{
 };
 use uuid::Uuid;
 
-use super::Control;
+use super::VolumeControl;
 
-impl Control {
+impl VolumeControl {
     /// Lists all volumes, by name.
     pub async fn list_volumes(&self) -> VolumeList {
         let volumes = self.0.context.volumes.all();
