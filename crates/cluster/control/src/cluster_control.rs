@@ -28,7 +28,8 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::context::Context;
-use crate::{ControlSettings, store_error};
+use crate::errors::{conflict, store_error};
+use crate::settings::ControlSettings;
 use admission::NEW_TOKEN_HINT;
 use cluster::store::{Entry, StoreError, embedded, store_format};
 use config::data_dir;
@@ -42,10 +43,6 @@ use wire::plural;
 
 /// Longest wait until the store reports a change that was made here.
 const PROPAGATION_TIMEOUT: Duration = Duration::from_secs(5);
-
-pub(crate) fn conflict(message: impl Into<String>, hint: &str) -> ApiError {
-    ApiError::new(ErrorCode::Conflict, message).with_hint(hint)
-}
 
 pub(crate) fn join_error(error: &JoinError) -> ApiError {
     match error {

@@ -1,7 +1,6 @@
 //! Builds the view of the cluster, for status only.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 
 use cluster::node_membership::{self, store_member_name};
 use cluster::nodes::{self, Nodes};
@@ -17,16 +16,15 @@ use status::store_view::StoreView;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Control;
-use super::node_probe::ProbeResult;
-use super::volume_lifecycle::now_s;
+use crate::context::{Context, now_s};
+use crate::node_probe::ProbeResult;
 
 /// How long the nodes of a new volume may take to report it, in seconds.
 const JUST_CREATED_S: u64 = 15;
 
-impl Control {
+impl Context {
     /// Builds the view of the cluster; `None` for a standalone node.
-    pub(super) async fn cluster_view(&self, cores: &[CoreReport]) -> Option<ClusterView> {
+    pub(crate) async fn cluster_view(&self, cores: &[CoreReport]) -> Option<ClusterView> {
         let joined = self.joined_cluster()?;
         let me = joined.node;
         let mut nodes = joined.nodes.borrow().clone();
@@ -37,13 +35,17 @@ impl Control {
         };
         let (probe, reachable) = match &error {
             None => {
-                let probe =
-                    self.probe_alive_nodes(&nodes, &heard, &peers_with_session(cores)).await;
+                let probe = self
+                    .node_probe
+                    .probe_alive_nodes(me, &nodes, &heard, &peers_with_session(cores))
+                    .await;
                 (probe, BTreeSet::new())
             }
-            Some(_) => (ProbeResult::default(), self.probe_all_nodes(&nodes, &heard).await),
+            Some(_) => {
+                (ProbeResult::default(), self.node_probe.probe_all_nodes(me, &nodes, &heard).await)
+            }
         };
-        let membership = self.0.context.cluster_membership.as_ref();
+        let membership = self.cluster_membership.as_ref();
         let own_members = membership.is_some_and(|membership| membership.runs_own_store());
         let mut members =
             membership.map(|membership| membership.store_health()).unwrap_or_default();
@@ -64,10 +66,10 @@ impl Control {
             }
             own_report.mirrors.insert(id, reported);
         }
-        own_report.open_errors = self.open_errors();
+        own_report.open_errors = self.volumes.open_errors();
         own_report.store_member_error =
             membership.and_then(|membership| membership.store_member_error());
-        let mirrors = self.0.context.volumes.mirrors();
+        let mirrors = self.volumes.mirrors();
         let store = StoreView {
             error,
             runs_own_members: own_members,
@@ -98,7 +100,7 @@ impl Control {
         let now = now_s();
         // The time stamp is of another node's clock, which may be ahead.
         let moment = now.saturating_sub(JUST_CREATED_S)..=now + JUST_CREATED_S;
-        let all = self.0.context.volumes.all().into_iter().map(|(stored, _)| stored.record);
+        let all = self.volumes.all().into_iter().map(|(stored, _)| stored.record);
         all.filter(|record| moment.contains(&record.created_s)).map(|record| record.id).collect()
     }
 
@@ -107,8 +109,7 @@ impl Control {
         &self,
         nodes: &mut Nodes,
     ) -> Result<BTreeMap<NodeId, NodeReport>, StoreError> {
-        let (reports, alive) =
-            tokio::join!(self.reports(), nodes::list_alive(&*self.0.context.meta));
+        let (reports, alive) = tokio::join!(self.reports(), nodes::list_alive(&*self.meta));
         let alive = alive?;
         nodes.iter_mut().for_each(|(node, view)| view.is_alive = alive.contains(node));
         reports
@@ -153,9 +154,9 @@ fn peers_heard(cores: &[CoreReport]) -> BTreeSet<NodeId> {
     mirror_statuses(cores).flat_map(of_each).collect()
 }
 
-impl NameLookup for Control {
+impl NameLookup for Context {
     fn own_name(&self) -> String {
-        self.0.context.settings.name.clone()
+        self.settings.name.clone()
     }
 
     fn name_of_node(&self, node: NodeId) -> String {
@@ -167,7 +168,6 @@ impl NameLookup for Control {
     }
 
     fn missing_replica(&self, volume: Uuid) -> Option<MissingReplica> {
-        let missing = self.0.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner);
-        missing.get(&volume).cloned()
+        self.volumes.missing_replica(volume)
     }
 }

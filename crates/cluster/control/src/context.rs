@@ -20,8 +20,9 @@ use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::ControlSettings;
-use crate::cluster_control::conflict;
+use crate::errors::conflict;
+use crate::node_probe::NodeProbe;
+use crate::settings::ControlSettings;
 use crate::volume_table::VolumeTable;
 
 /// What all parts of the control plane share.
@@ -47,6 +48,8 @@ pub(crate) struct Context {
     pub(crate) last_report_request: watch::Sender<u64>,
     /// The reports of other nodes as last read, with the revisions that wrote them.
     reports: Mutex<BTreeMap<NodeId, (Revision, NodeReport)>>,
+    /// Which nodes respond.
+    pub(crate) node_probe: NodeProbe,
     pub(crate) started: Instant,
     /// Identifies this run of the node's process.
     process_id: Uuid,
@@ -73,6 +76,7 @@ impl Context {
             change_lock: Arc::default(),
             last_report_request: watch::Sender::new(0),
             reports: Mutex::default(),
+            node_probe: NodeProbe::default(),
             started: Instant::now(),
             process_id: Uuid::new_v4(),
         }
@@ -96,6 +100,13 @@ impl Context {
     /// Whether this node keeps replicas.
     pub(crate) fn is_data_node(&self) -> bool {
         self.joined_cluster().is_none_or(|m| m.role == Role::Data)
+    }
+
+    /// Whether this node is drained.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.joined_cluster().is_some_and(|m| {
+            m.nodes.borrow().get(&m.node).is_some_and(|node| node.record.is_drained)
+        })
     }
 
     /// Fails on a node that keeps no data.
@@ -238,4 +249,11 @@ impl Context {
         read.clone_from(&all);
         Ok(all.into_iter().map(|(node, (_, report))| (node, report)).collect())
     }
+}
+
+/// The time, in seconds since 1970.
+#[expect(clippy::disallowed_methods, reason = "the control plane is no core")]
+pub(crate) fn now_s() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map(|d| d.as_secs()).unwrap_or_default()
 }

@@ -26,11 +26,12 @@ impl Control {
     pub async fn facts(&self, scope: ReportScope) -> NodeFacts {
         let settings = &self.0.context.settings;
         let volumes = self.0.context.volumes.all();
-        let (report, look) = (self.0.context.engine.report(scope), self.space_of(&volumes));
+        let (report, look) =
+            (self.0.context.engine.report(scope), self.0.volumes.space_of(&volumes));
         let (cores, space, pools) = tokio::join!(report, look, self.0.pools.pool_facts());
         let damaged_pools = self.0.pools.damaged();
         let damaged_pools = damaged_pools.iter().map(ToString::to_string).collect();
-        let cluster = self.cluster_view(&cores).await;
+        let cluster = self.0.context.cluster_view(&cores).await;
         let store_answers = cluster.as_ref().map(|cluster| cluster.store.error.is_none());
         let mut joins = match store_answers {
             Some(answers) => self.0.cluster.join_findings(answers).await,
@@ -72,7 +73,7 @@ impl Control {
             pools,
             damaged_pools,
             low_space_percent: settings.low_space_percent,
-            image_findings: self.image_findings(),
+            image_findings: self.0.volumes.image_findings(),
             join_findings: joins,
             cluster,
         }

@@ -1,5 +1,10 @@
 //! The control plane of a node: carries out API requests and reconciles the node with the store.
 //!
+//! Each resource has a type of its own: [`VolumeControl`], [`PoolControl`], [`ClusterControl`] and
+//! `SecretControl`; `Context` is what they share. [`Control`] starts and stops them, and has what
+//! concerns several of them. Imports go one way: from [`Control`] to the volumes, from there to
+//! pools and secrets, and from all to the context.
+//!
 //! # Invariants
 //! * The store decides. A change is durable in the store before it is acknowledged and before it
 //!   takes effect; [`records::reconcile`] derives from there what the node does.
@@ -9,142 +14,51 @@
 pub mod cluster_control;
 mod cluster_view;
 mod context;
-mod data_loss_guard;
 mod device_stack;
+mod drain;
+mod errors;
 mod facts;
 mod isns;
 mod node_probe;
 mod node_removal;
-mod old_images;
-mod orphan_images;
-mod peers;
 mod periodic_tasks;
-mod pool_volumes;
 pub mod pools;
-mod reconciler;
 mod recovery;
-mod repair;
-mod replicas;
 mod report_requests;
-mod reservations;
 mod reserved_paths;
 mod secrets;
-mod space;
+mod settings;
 mod startup_wait;
 mod store_audit;
-mod target_mapping;
-mod volume_edit;
-mod volume_lifecycle;
-mod volume_status;
+mod store_watch;
 mod volume_table;
+pub mod volumes;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use api::{ApiError, ErrorCode, VolumeName};
+use api::ApiError;
 use cluster::identity::Role;
 use cluster::mirror_records;
-use futures_util::StreamExt;
-use peer::NodeId;
-use tokio::sync::Mutex;
 use tokio::task::JoinSet;
-use uuid::Uuid;
 
-use cluster::store::{MetadataStore, Revision, StoreError};
+use cluster::store::{MetadataStore, StoreError};
 use cluster_control::ClusterControl;
-use config::{self, Config};
 use context::Context;
 use engine::joined_cluster::JoinedCluster;
-use engine::{BackingError, ClusterContext, Engine, PeerAddresses, Portals};
+use engine::{ClusterContext, Engine, PeerAddresses};
 use membership::secret_keys::SecretKeys;
 use membership::{ClusterMembership, MembershipOutcome};
-use pool_volumes::VolumesOfPools;
 use pools::PoolControl;
-use reconciler::VolumeRecords;
-use records::catalog;
-use records::record::image_description::{DescriptionSource, ImageDescription};
-use records::record::{self, StoredVolumeRecord, VOLUMES, VolumeRecord};
-use reserved_paths::ReservedPaths;
+use records::record::{self, VOLUMES};
 use secrets::SecretControl;
+pub use settings::ControlSettings;
 use startup_wait::wait_after_error;
-use status::report::{MissingReplica, NodeReport};
 use status::startup_wait::StartupWait;
-use status::{RESTORE_HINT, UNTRUSTED_STORE_HINT};
-
-/// How often volumes that failed to open are retried.
-const FAILED_VOLUME_RETRY: Duration = Duration::from_secs(30);
-
-/// How many volumes are reconciled at a time when all of them are.
-const RECONCILE_CONCURRENCY: usize = 64;
+use volumes::VolumeControl;
 
 /// Pause between attempts while the node starts.
 const STARTUP_RETRY_PAUSE: Duration = Duration::from_millis(500);
-
-/// Most steps that one reconciliation of a volume takes; more means that it makes no progress.
-const MAX_RECONCILE_STEPS: usize = 32;
-
-/// The part of the configuration that the control plane uses.
-#[derive(Clone, Debug)]
-pub struct ControlSettings {
-    /// Name of the node.
-    pub name: String,
-    /// The node's data directory.
-    pub data_dir: PathBuf,
-    /// Identity of the data directory.
-    pub data_dir_id: Uuid,
-    /// Why the data directory has no anchor outside of it that identifies this node, if it has
-    /// none.
-    pub anchor_error: Option<String>,
-    /// Whether iSCSI logins at a node that does not serve the volume are redirected to one that
-    /// does.
-    pub redirect: bool,
-    /// The iSNS server to register with.
-    pub isns: Option<String>,
-    /// Prefix of the names of new iSCSI targets.
-    pub iscsi_authority: String,
-    /// Prefix of the names of new NVMe subsystems.
-    pub nvme_authority: String,
-    /// Most volumes.
-    pub max_volumes: usize,
-    /// Buffer memory of each core, in bytes.
-    pub memory_bytes: u64,
-    /// Free space below which the status warns, in percent of a file system; 0 for never.
-    pub low_space_percent: u64,
-    /// Addresses at which initiators are served.
-    pub portals: Portals,
-    /// Directory of the vhost-user sockets of virtual machines.
-    pub vhost_user: Option<PathBuf>,
-    /// Cluster settings.
-    pub cluster: config::Cluster,
-    /// The node's own files, on which no volume and no pool may lie.
-    reserved_paths: ReservedPaths,
-}
-
-impl ControlSettings {
-    /// The settings from `config`, with the addresses at which the node listens.
-    #[must_use]
-    pub fn new(config: &Config, portals: Portals) -> Self {
-        Self {
-            name: config.name.clone(),
-            data_dir: config.data_dir.clone(),
-            data_dir_id: Uuid::nil(),
-            anchor_error: None,
-            redirect: config.iscsi.redirect,
-            isns: config.iscsi.isns.clone(),
-            iscsi_authority: config.iscsi.authority.clone(),
-            nvme_authority: config.nvme.authority.clone(),
-            max_volumes: config.limits.volumes,
-            memory_bytes: config.cores.memory_bytes,
-            low_space_percent: config.disks.low_space_percent,
-            portals,
-            vhost_user: config.vhost_user.directory.clone(),
-            cluster: config.cluster.clone(),
-            reserved_paths: ReservedPaths::from_config(config),
-        }
-    }
-}
 
 /// The control plane. Cheap to clone.
 #[derive(Clone)]
@@ -153,21 +67,15 @@ pub struct Control(Arc<Inner>);
 struct Inner {
     context: Arc<Context>,
     /// The secrets of volumes.
-    secrets: SecretControl,
+    secrets: Arc<SecretControl>,
     /// The pools of disks of this node.
     pools: PoolControl,
+    /// The volumes of this node.
+    volumes: VolumeControl,
     /// The cluster of this node.
     cluster: ClusterControl,
     /// What is registered for this node at the iSNS server.
     isns_registration: std::sync::Mutex<Option<isns::IsnsRegistration>>,
-    /// Held while the catalog is built and handed to the cores; counts the catalogs.
-    catalog_generation: Mutex<u64>,
-    /// Why volumes with their primary here lack replicas that are not being made.
-    missing_replicas: std::sync::Mutex<BTreeMap<Uuid, MissingReplica>>,
-    /// Other nodes that have ever responded to this one.
-    responded_nodes: std::sync::Mutex<BTreeSet<NodeId>>,
-    /// Images on this node that are not served.
-    unserved_images: std::sync::Mutex<orphan_images::UnservedImages>,
     /// Background tasks.
     tasks: std::sync::Mutex<JoinSet<()>>,
     /// Tasks that keep the node's cluster state current; they outlive the engine.
@@ -209,21 +117,16 @@ impl Control {
     ) -> Self {
         let identity = membership.as_ref().map(|membership| membership.watch_identity());
         let keys = SecretKeys::new(&settings.data_dir, identity);
-        let secrets = SecretControl::new(keys, Arc::clone(&meta));
+        let secrets = Arc::new(SecretControl::new(keys, Arc::clone(&meta)));
         let context = Arc::new(Context::new(settings, meta, engine, membership));
-        Self(Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
+        let volumes = VolumeControl::new(Arc::clone(&context), Arc::clone(&secrets));
+        Self(Arc::new(Inner {
             cluster: ClusterControl::new(Arc::clone(&context)),
-            pools: PoolControl::new(
-                Arc::clone(&context),
-                Box::new(VolumesOfPools(Weak::clone(inner))),
-            ),
+            pools: volumes.pools().clone(),
+            volumes,
             context,
             secrets,
             isns_registration: std::sync::Mutex::default(),
-            catalog_generation: Mutex::new(0),
-            missing_replicas: std::sync::Mutex::default(),
-            responded_nodes: std::sync::Mutex::default(),
-            unserved_images: std::sync::Mutex::default(),
             tasks: std::sync::Mutex::default(),
             cluster_tasks: std::sync::Mutex::default(),
         }))
@@ -251,7 +154,7 @@ impl Control {
     /// Fails on a node that keeps no data.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`] for a witness.
+    /// [`api::ErrorCode::Conflict`] for a witness.
     pub fn check_data_node(&self) -> Result<(), ApiError> {
         self.0.context.check_data_node()
     }
@@ -260,6 +163,12 @@ impl Control {
     #[must_use]
     pub fn pools(&self) -> &PoolControl {
         &self.0.pools
+    }
+
+    /// The volumes of this node and their replicas.
+    #[must_use]
+    pub fn volumes(&self) -> &VolumeControl {
+        &self.0.volumes
     }
 
     /// The cluster of this node.
@@ -275,8 +184,8 @@ impl Control {
     }
 
     /// Opens and exports the volumes in the store, finishes or rolls back what a crash interrupted,
-    /// and accepts initiators. Volumes that cannot be opened stay offline; [`Self::status`] says
-    /// so. In a cluster all of this happens in the background, as soon as the store answers.
+    /// and accepts initiators. Volumes that cannot be opened stay offline; [`Self::get_status`]
+    /// says so. In a cluster all of this happens in the background, as soon as the store answers.
     ///
     /// # Errors
     /// [`StoreError`] when the embedded store cannot be read.
@@ -344,18 +253,18 @@ impl Control {
                 revision,
             ));
             self.spawn(self.clone().watch_nodes(nodes));
-            self.spawn(self.clone().watch_report_requests());
+            self.spawn(Arc::clone(&self.0.context).watch_report_requests());
             self.spawn(self.clone().run_periodic_tasks());
             self.spawn(self.0.cluster.clone().serve_joins());
             self.spawn(self.0.cluster.clone().clean_up_admission());
         }
-        self.spawn(self.clone().watch_images());
+        self.spawn(self.0.volumes.clone().watch_images());
         self.spawn(self.clone().retry_failed_volumes());
-        self.spawn(self.clone().reseal_periodically());
+        self.spawn(self.0.volumes.clone().reseal_periodically());
         if let Some(server) = self.0.context.settings.isns.clone() {
             self.spawn(self.clone().maintain_isns_registration(server));
         }
-        self.spawn(self.clone().publish_space_periodically());
+        self.spawn(self.0.volumes.clone().publish_space_periodically());
         Ok(())
     }
 
@@ -426,284 +335,5 @@ impl Control {
         if let Some(membership) = &self.0.context.cluster_membership {
             membership.stop().await;
         }
-    }
-
-    /// Reconciles every volume that the store or the node knows; returns the revision of the list
-    /// that it began with.
-    async fn reconcile_all(&self) -> Result<Revision, StoreError> {
-        let (entries, revision) = self.0.context.meta.list("").await?;
-        let store_audit::StoreAudit {
-            volumes,
-            mut mirrors,
-            unreadable_mirrors: lost_mirrors,
-            damaged,
-        } = store_audit::audit(&entries);
-        let mut listed = BTreeMap::new();
-        volumes.iter().for_each(|stored| self.0.context.volumes.update_if_newer(stored.clone()));
-        self.0.context.volumes.set_has_read_store();
-        for stored in volumes {
-            let id = stored.record.id;
-            // A list may be outdated: volumes that are to be created or erased are read again.
-            if stored.record.is_ready_on(self.this_node()) && !lost_mirrors.contains(&id) {
-                let mirror = mirrors.remove(&id).filter(|_| self.joined_cluster().is_some());
-                listed.insert(id, VolumeRecords { stored: Some(stored), mirror });
-            }
-        }
-        let before = self.0.context.volumes.damaged_records();
-        for damage in damaged.iter().filter(|damage| !before.contains(damage)) {
-            tracing::error!(damage, "damaged record in the store; its object is not touched");
-        }
-        self.0.context.volumes.set_damaged_records(damaged);
-        let known = self.0.context.volumes.ids().into_iter().map(|id| (id, listed.remove(&id)));
-        let known: Vec<_> = known.collect();
-        futures_util::stream::iter(known)
-            .for_each_concurrent(RECONCILE_CONCURRENCY, |(id, records)| async move {
-                match records {
-                    Some(records) => self.reconcile_with(id, records).await,
-                    None => self.reconcile_volume(id).await,
-                }
-            })
-            .await;
-        Ok(revision)
-    }
-
-    /// Follows changes of the records under `prefix`.
-    async fn watch_records(self, prefix: &str, of: fn(&str) -> Option<Uuid>, mut from: Revision) {
-        loop {
-            let mut watch = self.0.context.meta.watch(prefix, from);
-            loop {
-                match watch.next_event().await {
-                    Ok(event) => {
-                        from = event.revision;
-                        if let Some(id) = of(&event.key) {
-                            self.0.context.volumes.notify_changed(id);
-                            self.reconcile_in_background(id);
-                        }
-                    }
-                    Err(StoreError::Compacted { .. }) => break,
-                    Err(error) => {
-                        tracing::debug!(%error, "store watch ended");
-                        return;
-                    }
-                }
-            }
-            match self.reconcile_all().await {
-                Ok(revision) => from = revision,
-                Err(error) => {
-                    tracing::error!(%error, "cannot list the store; retrying");
-                    tokio::time::sleep(FAILED_VOLUME_RETRY).await;
-                }
-            }
-        }
-    }
-
-    /// Reconciles a volume in a task of its own.
-    fn reconcile_in_background(&self, id: Uuid) {
-        if let Ok(change) = Arc::clone(&self.0.context.change_lock).try_read_owned() {
-            // Changes that arrive while a task waits for the lock are handled by that task.
-            if !self.0.context.volumes.enqueue(id) {
-                return;
-            }
-            let control = self.clone();
-            tokio::spawn(async move {
-                let lock = control.0.context.volumes.lock_of(id);
-                let guard = lock.lock().await;
-                control.0.context.volumes.dequeue(id);
-                control.reconcile_locked(id).await;
-                drop(guard);
-                drop(change);
-            });
-        }
-    }
-
-    /// Retries volumes that failed to open, for as long as the node serves.
-    async fn retry_failed_volumes(self) {
-        loop {
-            tokio::time::sleep(FAILED_VOLUME_RETRY).await;
-            if !self.is_serving() {
-                return;
-            }
-            if self.joined_cluster().is_some()
-                && let Err(error) = self.reconcile_all().await
-            {
-                tracing::debug!(%error, "cannot list the store; retrying");
-            }
-            for id in self.0.context.volumes.failed_to_open() {
-                let lock = self.0.context.volumes.lock_of(id);
-                let _held = lock.lock().await;
-                self.0.context.volumes.clear_failure(id);
-                self.reconcile_locked(id).await;
-            }
-        }
-    }
-
-    /// Exports a volume by its current records. One catalog serves all volumes that wait for one.
-    async fn publish_volume(&self, stored: Option<&StoredVolumeRecord>) {
-        let Some(StoredVolumeRecord { record, revision }) = stored else { return };
-        self.update_peers(record).await;
-        if record.preferred_primary.is_some_and(|node| node != self.this_node()) {
-            self.rebalance_primaries().await;
-        }
-        // Before initiators log in: otherwise the reported capacity changes under them.
-        self.publish_space_of(record.id).await;
-        self.write_description(record).await;
-        self.0.context.volumes.mark_peers_set(record.id, *revision);
-        let mut generation = self.0.catalog_generation.lock().await;
-        if !self.0.context.volumes.is_published(record.id) {
-            *generation += 1;
-            self.publish_catalog(*generation).await;
-        }
-    }
-
-    /// Writes the description of the volume to the image here.
-    async fn write_description(&self, record: &VolumeRecord) {
-        let text = {
-            let cluster = self.joined_cluster().map(|m| m.cluster);
-            let source = DescriptionSource {
-                node: self.this_node(),
-                cluster,
-                node_name: &|node| self.node_name(node),
-            };
-            ImageDescription::of(record, source).to_text()
-        };
-        if let Err(error) = self.0.context.engine.write_description(record.id, text).await {
-            tracing::debug!(volume = %record.name, %error, "cannot update the description in the \
-                image");
-        }
-    }
-
-    async fn republish_catalog(&self) {
-        let mut generation = self.0.catalog_generation.lock().await;
-        *generation += 1;
-        self.publish_catalog(*generation).await;
-    }
-
-    /// Tells initiators the state of a volume that is not open.
-    async fn publish_unavailable(&self, id: Uuid) {
-        if !self.0.context.volumes.is_announced(id, self.this_node()) {
-            let mut generation = self.0.catalog_generation.lock().await;
-            if !self.0.context.volumes.is_announced(id, self.this_node()) {
-                *generation += 1;
-                self.publish_catalog(*generation).await;
-            }
-        }
-    }
-
-    async fn publish_catalog(&self, generation: u64) {
-        let all = self.0.context.volumes.ready_volumes(self.this_node());
-        let portals = &self.0.context.settings.portals;
-        let listed = all.iter().map(|l| (&l.stored.record, l.local_state));
-        let keyring = self.0.secrets.keys_to_open(all.iter().map(|l| &l.stored.record)).await;
-        let mut catalog =
-            catalog::build_catalog(listed, &keyring, &portals.iscsi, &portals.nvme, generation);
-        catalog.redirect = self.0.context.settings.redirect;
-        catalog.is_incomplete = !self.0.context.volumes.damaged_records().is_empty();
-        if let Some(joined) = self.joined_cluster() {
-            // The sender refuses requests that are older than a lease (RFD 0010, 4.6).
-            let lease_ms = self.0.context.settings.cluster.lease.as_millis();
-            catalog.quiesce_ms = u16::try_from(lease_ms).unwrap_or(u16::MAX);
-            let mirrors = all.iter().map(|l| (&l.stored.record, l.mirror.as_ref().map(|m| &m.0)));
-            let nodes = joined.nodes.borrow();
-            catalog::add_cluster_paths(&mut catalog, joined.node, &nodes, mirrors);
-        }
-        let exported = all.iter().map(|l| &l.stored.record).filter(|r| r.protocols.vhost_user);
-        let exported = exported.map(|r| (r.id, r.name.clone())).collect();
-        self.0.context.engine.publish(catalog, exported).await;
-        self.0.context.volumes.mark_published(&all);
-    }
-}
-
-/// Short cuts to the context.
-impl Control {
-    fn this_node(&self) -> NodeId {
-        self.0.context.this_node()
-    }
-
-    fn is_data_node(&self) -> bool {
-        self.0.context.is_data_node()
-    }
-
-    fn node_name(&self, node: NodeId) -> String {
-        self.0.context.node_name(node)
-    }
-
-    fn volume_name(&self, id: Uuid) -> String {
-        self.0.context.volume_name(id)
-    }
-
-    fn volume_id(&self, name: &VolumeName) -> Result<Uuid, ApiError> {
-        self.0.context.volume_id(name)
-    }
-
-    async fn read_volume_record(&self, id: Uuid) -> Result<Option<StoredVolumeRecord>, StoreError> {
-        self.0.context.read_volume_record(id).await
-    }
-
-    async fn reports(&self) -> Result<BTreeMap<NodeId, NodeReport>, StoreError> {
-        self.0.context.reports().await
-    }
-
-    async fn run_to_completion<T, F>(&self, change: F) -> Result<T, ApiError>
-    where
-        F: Future<Output = Result<T, ApiError>> + Send + 'static,
-        T: Send + 'static,
-    {
-        self.0.context.run_to_completion(change).await
-    }
-}
-
-/// Converts a store error to an API error.
-fn store_error(e: &StoreError) -> ApiError {
-    match e {
-        StoreError::Conflict { .. } => ApiError::new(
-            ErrorCode::Conflict,
-            "the volume was changed by another request at the \
-                same time",
-        )
-        .with_hint("check its state and try again"),
-        StoreError::Unreachable { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
-            .with_hint("nothing was changed; try again when the store responds"),
-        StoreError::TlsRejected { .. } => {
-            let hint = format!("nothing was changed; {UNTRUSTED_STORE_HINT}");
-            ApiError::new(ErrorCode::Unavailable, e.to_string()).with_hint(hint)
-        }
-        StoreError::Indeterminate { .. } => ApiError::new(ErrorCode::Unavailable, e.to_string())
-            .with_hint("the change may have been made: check before you try again"),
-        StoreError::Damaged { .. } => {
-            tracing::error!(error = %e, "the store is damaged");
-            ApiError::new(ErrorCode::Internal, e.to_string()).with_hint(RESTORE_HINT)
-        }
-        StoreError::Compacted { .. }
-        | StoreError::UnsupportedFormat { .. }
-        | StoreError::Failed { .. } => {
-            tracing::error!(error = %e, "the store failed");
-            ApiError::new(ErrorCode::Internal, e.to_string())
-                .with_hint("see the node's log; the data directory may be full or read-only")
-        }
-    }
-}
-
-/// Converts a backing error to an API error.
-fn backing_error(name: &VolumeName, e: &BackingError) -> ApiError {
-    let error = ApiError::new(e.code(), format!("volume {name}: {e}"));
-    match e.hint {
-        Some(hint) => error.with_hint(hint),
-        None => error,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_store_that_is_not_trusted_is_not_waited_for() {
-        let (store, why) = ("etcd".to_owned(), "invalid peer certificate: Expired".to_owned());
-        let away = StoreError::Unreachable { store: store.clone(), why: why.clone() };
-        let hint = |e: &StoreError| store_error(e).hint.unwrap_or_default();
-        assert!(hint(&away).contains("when the store responds"), "{}", hint(&away));
-        let bad = StoreError::TlsRejected { store, why };
-        assert!(hint(&bad).contains("cluster.tls_ca") && !hint(&bad).contains("try again"));
-        assert!(store_error(&bad).message.contains("Expired"));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use cluster::nodes::{NodeView, Nodes};
@@ -13,33 +13,38 @@ use status::cluster_view::can_be_probed;
 use tokio::net::TcpSocket;
 use tokio::time::timeout;
 
-use super::Control;
-
 /// How long a node may take to accept a connection.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The result of a round of probes.
 #[derive(Debug, Default)]
-pub(super) struct ProbeResult {
+pub(crate) struct ProbeResult {
     /// Nodes that are alive by the store and do not respond here although they did before. A node
     /// that was never reached may be behind a firewall.
-    pub(super) stopped_answering: BTreeSet<NodeId>,
+    pub(crate) stopped_answering: BTreeSet<NodeId>,
     /// Nodes that are alive by the store and do not respond here, whether they ever did or not.
-    pub(super) unproven: BTreeSet<NodeId>,
+    pub(crate) unproven: BTreeSet<NodeId>,
 }
 
-impl Control {
-    /// Probes the nodes that are alive by the store. Mirrors here hear the nodes in `heard`; those
-    /// in `linked` have a session with this one.
-    pub(super) async fn probe_alive_nodes(
+/// The other nodes that have ever responded to this one.
+#[derive(Debug, Default)]
+pub(crate) struct NodeProbe {
+    responded: Mutex<BTreeSet<NodeId>>,
+}
+
+impl NodeProbe {
+    /// Probes, for node `me`, the nodes that are alive by the store. Mirrors here hear the nodes in
+    /// `heard`; those in `linked` have a session with this one.
+    pub(crate) async fn probe_alive_nodes(
         &self,
+        me: NodeId,
         nodes: &Nodes,
         heard: &BTreeSet<NodeId>,
         linked: &BTreeSet<NodeId>,
     ) -> ProbeResult {
-        let answers = self.probe_nodes(nodes.values().filter(|view| view.is_alive), heard).await;
-        let unproven = unproven(nodes, self.this_node(), heard, &answers);
-        let mut answered = self.0.responded_nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let answers = probe_nodes(me, nodes.values().filter(|view| view.is_alive), heard).await;
+        let unproven = unproven(nodes, me, heard, &answers);
+        let mut answered = self.responded.lock().unwrap_or_else(PoisonError::into_inner);
         answered.extend(linked);
         answered.extend(&answers);
         let stopped_answering = unproven.intersection(&answered).copied().collect();
@@ -47,29 +52,29 @@ impl Control {
     }
 
     /// The other nodes that respond, while the store cannot be asked.
-    pub(super) async fn probe_all_nodes(
+    pub(crate) async fn probe_all_nodes(
         &self,
+        me: NodeId,
         nodes: &Nodes,
         heard: &BTreeSet<NodeId>,
     ) -> BTreeSet<NodeId> {
-        let answers = self.probe_nodes(nodes.values(), heard).await;
-        self.0.responded_nodes.lock().unwrap_or_else(PoisonError::into_inner).extend(&answers);
+        let answers = probe_nodes(me, nodes.values(), heard).await;
+        self.responded.lock().unwrap_or_else(PoisonError::into_inner).extend(&answers);
         answers
     }
+}
 
-    /// Probes nodes that are not `heard`; returns those that respond.
-    async fn probe_nodes(
-        &self,
-        nodes: impl Iterator<Item = &NodeView>,
-        heard: &BTreeSet<NodeId>,
-    ) -> BTreeSet<NodeId> {
-        let me = self.this_node();
-        let other = |node| node != me && !heard.contains(&node);
-        let probed = nodes.filter(|view| can_be_probed(view) && other(view.record.node));
-        let answers =
-            join_all(probed.map(|view| async { (view.record.node, is_reachable(view).await) }));
-        answers.await.into_iter().filter(|(_, answers)| *answers).map(|(node, _)| node).collect()
-    }
+/// Probes nodes that are not `heard`; returns those that respond.
+async fn probe_nodes(
+    me: NodeId,
+    nodes: impl Iterator<Item = &NodeView>,
+    heard: &BTreeSet<NodeId>,
+) -> BTreeSet<NodeId> {
+    let other = |node| node != me && !heard.contains(&node);
+    let probed = nodes.filter(|view| can_be_probed(view) && other(view.record.node));
+    let answers =
+        join_all(probed.map(|view| async { (view.record.node, is_reachable(view).await) }));
+    answers.await.into_iter().filter(|(_, answers)| *answers).map(|(node, _)| node).collect()
 }
 
 /// The nodes other than `me` that are alive by the store, were probed, are not heard, and did not

@@ -16,8 +16,10 @@ use cluster::store::{Change, MetadataStore, Precondition, StoreError};
 use peer::NodeId;
 use uuid::Uuid;
 
-use super::cluster_control::{conflict, find_node, join_error, member_not_removed};
-use super::{Control, reconciler, store_error};
+use super::Control;
+use super::cluster_control::{find_node, join_error, member_not_removed};
+use crate::errors::{conflict, store_error};
+use crate::volumes::reconciler::random_config_id;
 use records::record::{self, StoredVolumeRecord, VOLUMES, VolumeStage};
 
 /// How often the removal of one replica is decided while its volume keeps changing.
@@ -69,7 +71,8 @@ impl Control {
     /// Removes this node, or a dead one, from the cluster.
     ///
     /// # Errors
-    /// [`ErrorCode::Conflict`] says what prevents it; [`ErrorCode::NotFound`] for an unknown node.
+    /// [`api::ErrorCode::Conflict`] says what prevents it; [`api::ErrorCode::NotFound`] for an
+    /// unknown node.
     pub async fn leave_cluster(&self, leave: LeaveClusterRequest) -> Result<Cluster, ApiError> {
         match leave.node {
             None if leave.force => self.0.cluster.force_leave(),
@@ -173,7 +176,7 @@ impl Control {
         volume: Uuid,
         node: NodeId,
     ) -> Result<RemovalDecision, ApiError> {
-        match self.read_volume_record(volume).await.map_err(|e| store_error(&e))? {
+        match self.0.context.read_volume_record(volume).await.map_err(|e| store_error(&e))? {
             Some(stored) => self.decide_removal(stored, node).await,
             None => Ok(RemovalDecision::NoPlacement),
         }
@@ -197,13 +200,13 @@ impl Control {
             if needed || is_only {
                 return Ok(RemovalDecision::Needed { is_only });
             }
-            self.check_can_drop_replica(&record, node).await?;
+            self.0.volumes.check_can_drop_replica(&record, node).await?;
         }
         // The number of replicas wanted stays, so the missing one is reported.
         record.remove_placement(node);
         let mut changes = record.replace_changes(revision);
         if let Some((current, at)) = mirror {
-            changes.push(match current.without_replica(node, reconciler::random_config_id()) {
+            changes.push(match current.without_replica(node, random_config_id()) {
                 Ok(next) => mirror_records::replacement(record.id, at, &next),
                 // Fails if the record has changed since the decision.
                 Err(_) => Change {

@@ -1,23 +1,21 @@
-//! The secrets of volumes: sealing them for records, and sealing old ones anew (RFD 0016).
+//! The secrets of volumes: the keys that seal them, and sealing them for records (RFD 0016).
 
 use std::sync::Arc;
 
 use api::{ApiError, ErrorCode};
 use cluster::secrets::{Keyring, RandomnessUnavailable};
-use cluster::store::{MetadataStore, StoreError};
+use cluster::store::MetadataStore;
 use membership::secret_keys::{SecretKeys, SecretsError};
 use records::record::{
-    ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
-    VolumeRecord,
+    ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, VolumeRecord,
 };
 use status::verdict::UnreadableSecret;
-use uuid::Uuid;
 
-use super::{Control, FAILED_VOLUME_RETRY};
+use crate::errors::store_error;
 
 pub(super) fn secrets_error(error: &SecretsError) -> ApiError {
     match error {
-        SecretsError::Store(error) => super::store_error(error),
+        SecretsError::Store(error) => store_error(error),
         error => ApiError::new(ErrorCode::Internal, format!("cannot seal secrets: {error}")).with_hint(
             "nothing was changed; repair or restore the file or key named above, which holds the \
              keys that seal secrets",
@@ -94,13 +92,21 @@ impl SecretControl {
     ///
     /// # Errors
     /// [`SecretsError`].
-    async fn read_keys(&self) -> Result<Keyring, SecretsError> {
+    pub(crate) async fn read_keys(&self) -> Result<Keyring, SecretsError> {
         self.keys.read(&*self.meta).await
     }
 
     /// The keys for sealing.
     pub(crate) async fn sealing_keys(&self) -> Result<Keyring, ApiError> {
-        self.keys.sealing(&*self.meta).await.map_err(|e| secrets_error(&e))
+        self.try_sealing_keys().await.map_err(|e| secrets_error(&e))
+    }
+
+    /// [`Self::sealing_keys`] for callers that need the cause of an error.
+    ///
+    /// # Errors
+    /// [`SecretsError`].
+    pub(crate) async fn try_sealing_keys(&self) -> Result<Keyring, SecretsError> {
+        self.keys.sealing(&*self.meta).await
     }
 
     /// Reads the keys again if a record of `records` needs an unknown one.
@@ -124,65 +130,6 @@ impl SecretControl {
         // Another node may have created a volume with a key that is newer than the cached ones.
         self.keys_to_open(records.clone()).await;
         records.flat_map(|record| self.keys.unreadable_secrets(record)).collect()
-    }
-}
-
-impl Control {
-    /// Seals secrets that older versions stored in plain text or under an older key, for as long as
-    /// the node serves.
-    pub(super) async fn reseal_periodically(self) {
-        while self.is_serving() {
-            if let Err(error) = self.reseal_all().await {
-                tracing::warn!(%error, "cannot seal the secrets in the store yet; retrying");
-            }
-            tokio::time::sleep(FAILED_VOLUME_RETRY).await;
-        }
-    }
-
-    async fn reseal_all(&self) -> Result<(), SecretsError> {
-        let all = self.0.context.volumes.all();
-        if all.iter().all(|(s, _)| s.record.auth_methods().next().is_none()) {
-            return Ok(());
-        }
-        let keyring = self.0.secrets.read_keys().await?;
-        // Unreadable secrets are reported by the status, and are no reason to create a key.
-        let stale = |(s, _): &(StoredVolumeRecord, _)| {
-            s.record.needs_resealing(&keyring).then_some(s.record.id)
-        };
-        let stale: Vec<_> = all.iter().filter_map(stale).collect();
-        if stale.is_empty() {
-            return Ok(());
-        }
-        let keyring = self.0.secrets.keys.sealing(&*self.0.context.meta).await?;
-        for id in stale {
-            let Ok(_change) = Arc::clone(&self.0.context.change_lock).try_read_owned() else {
-                return Ok(());
-            };
-            self.reseal_volume(id, &keyring).await?;
-        }
-        Ok(())
-    }
-
-    async fn reseal_volume(&self, id: Uuid, keyring: &Keyring) -> Result<(), SecretsError> {
-        let volume_lock = self.0.context.volumes.lock_of(id);
-        let _held = volume_lock.lock().await;
-        let Some(StoredVolumeRecord { mut record, revision }) = self.read_volume_record(id).await?
-        else {
-            return Ok(());
-        };
-        let before = record.clone();
-        record.reseal_secrets(keyring)?;
-        if record == before {
-            return Ok(());
-        }
-        match self.0.context.meta.commit(record.replace_changes(revision)).await {
-            Ok(_) => tracing::info!(volume = %record.name, "secrets sealed"),
-            // Another node was faster.
-            Err(StoreError::Conflict { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.reconcile_locked(id).await;
-        Ok(())
     }
 }
 

@@ -12,15 +12,24 @@ use target::catalog::Unavailability;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::reconciler::VolumeRecords;
 use cluster::store::Revision;
 use engine::BackingError;
 use records::catalog::LocalState;
 use records::reconcile::Observed;
 use records::record::{PlacementStage, StoredVolumeRecord, VolumeStage};
+use status::report::MissingReplica;
+
+/// The records of a volume in the store.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct VolumeRecords {
+    /// The volume record.
+    pub(crate) stored: Option<StoredVolumeRecord>,
+    /// The mirror record, in a cluster.
+    pub(crate) mirror: Option<(MirrorConfig, Revision)>,
+}
 
 #[derive(Default)]
-pub(super) struct VolumeTable {
+pub(crate) struct VolumeTable {
     volumes: Mutex<BTreeMap<Uuid, VolumeTableEntry>>,
     serving: AtomicBool,
     /// Whether the store has been read once.
@@ -29,16 +38,18 @@ pub(super) struct VolumeTable {
     damaged_records: Mutex<Vec<String>>,
     /// Volumes that are queued for reconciling.
     queued: Mutex<BTreeSet<Uuid>>,
+    /// Why volumes with their primary here lack replicas that are not being made.
+    missing_replicas: Mutex<BTreeMap<Uuid, MissingReplica>>,
 }
 
 /// A volume that is ready.
-pub(super) struct ReadyVolume {
+pub(crate) struct ReadyVolume {
     /// Its volume record.
-    pub(super) stored: StoredVolumeRecord,
+    pub(crate) stored: StoredVolumeRecord,
     /// Its mirror record, in a cluster.
-    pub(super) mirror: Option<(MirrorConfig, Revision)>,
+    pub(crate) mirror: Option<(MirrorConfig, Revision)>,
     /// Its state as this node's initiators see it.
-    pub(super) local_state: LocalState,
+    pub(crate) local_state: LocalState,
 }
 
 /// One volume.
@@ -93,43 +104,54 @@ impl VolumeTable {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set_serving(&self, serving: bool) {
+    pub(crate) fn set_serving(&self, serving: bool) {
         self.serving.store(serving, Ordering::Release);
     }
 
-    pub(super) fn is_serving(&self) -> bool {
+    pub(crate) fn is_serving(&self) -> bool {
         self.serving.load(Ordering::Acquire)
     }
 
     /// The store has been read: volumes that are unknown here did not exist.
-    pub(super) fn set_has_read_store(&self) {
+    pub(crate) fn set_has_read_store(&self) {
         self.has_read_store.store(true, Ordering::Release);
     }
 
     /// Whether the store has been read once.
-    pub(super) fn has_read_store(&self) -> bool {
+    pub(crate) fn has_read_store(&self) -> bool {
         self.has_read_store.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_damaged_records(&self, damaged: Vec<String>) {
+    pub(crate) fn set_damaged_records(&self, damaged: Vec<String>) {
         *self.damaged_records.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
     }
 
-    pub(super) fn damaged_records(&self) -> Vec<String> {
+    pub(crate) fn damaged_records(&self) -> Vec<String> {
         self.damaged_records.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Records why volumes with their primary here lack replicas that are not being made.
+    pub(crate) fn set_missing_replicas(&self, missing: BTreeMap<Uuid, MissingReplica>) {
+        *self.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+    }
+
+    /// Why a replica that the volume lacks is not being made.
+    pub(crate) fn missing_replica(&self, id: Uuid) -> Option<MissingReplica> {
+        let missing = self.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.get(&id).cloned()
+    }
+
     /// The lock to hold while taking steps for a volume.
-    pub(super) fn lock_of(&self, id: Uuid) -> Arc<tokio::sync::Mutex<()>> {
+    pub(crate) fn lock_of(&self, id: Uuid) -> Arc<tokio::sync::Mutex<()>> {
         Arc::clone(&self.volumes().entry(id).or_default().lock)
     }
 
-    pub(super) fn ids(&self) -> Vec<Uuid> {
+    pub(crate) fn ids(&self) -> Vec<Uuid> {
         self.volumes().keys().copied().collect()
     }
 
     /// Records a volume from a list of the store, unless a newer record is known.
-    pub(super) fn update_if_newer(&self, stored: StoredVolumeRecord) {
+    pub(crate) fn update_if_newer(&self, stored: StoredVolumeRecord) {
         let mut volumes = self.volumes();
         let known = volumes.entry(stored.record.id).or_default();
         if known.stored.as_ref().is_none_or(|s| s.revision < stored.revision) {
@@ -138,7 +160,7 @@ impl VolumeTable {
     }
 
     /// Whether `records` are older than the known ones.
-    pub(super) fn is_older_than_known(&self, id: Uuid, records: &VolumeRecords) -> bool {
+    pub(crate) fn is_older_than_known(&self, id: Uuid, records: &VolumeRecords) -> bool {
         let volumes = self.volumes();
         let Some(known) = volumes.get(&id) else { return false };
         let at = |stored: &Option<StoredVolumeRecord>| stored.as_ref().map(|s| s.revision);
@@ -148,30 +170,30 @@ impl VolumeTable {
     }
 
     /// Queues a volume for reconciling; false if it is queued already.
-    pub(super) fn enqueue(&self, id: Uuid) -> bool {
+    pub(crate) fn enqueue(&self, id: Uuid) -> bool {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner).insert(id)
     }
 
     /// Its reconciling starts: later changes queue it again.
-    pub(super) fn dequeue(&self, id: Uuid) {
+    pub(crate) fn dequeue(&self, id: Uuid) {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     }
 
     /// Notifies of changes of a volume: its records, its observed state, and that newer records
     /// exist.
-    pub(super) fn changes(&self, id: Uuid) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self, id: Uuid) -> watch::Receiver<u64> {
         self.volumes().entry(id).or_default().changes.subscribe()
     }
 
     /// The store reported that a volume's records have changed.
-    pub(super) fn notify_changed(&self, id: Uuid) {
+    pub(crate) fn notify_changed(&self, id: Uuid) {
         if let Some(known) = self.volumes().get(&id) {
             known.notify_changed();
         }
     }
 
     /// Updates the known records.
-    pub(super) fn update_records(&self, id: Uuid, records: &VolumeRecords) {
+    pub(crate) fn update_records(&self, id: Uuid, records: &VolumeRecords) {
         let mut volumes = self.volumes();
         let known = volumes.entry(id).or_default();
         known.stored.clone_from(&records.stored);
@@ -180,30 +202,30 @@ impl VolumeTable {
     }
 
     /// Records why an image could not be created; `None` if it was.
-    pub(super) fn set_creation_error(&self, id: Uuid, why: Option<BackingError>) {
+    pub(crate) fn set_creation_error(&self, id: Uuid, why: Option<BackingError>) {
         self.volumes().entry(id).or_default().creation_error = why;
     }
 
     /// Why an image could not be created here.
-    pub(super) fn creation_error(&self, id: Uuid) -> Option<BackingError> {
+    pub(crate) fn creation_error(&self, id: Uuid) -> Option<BackingError> {
         self.volumes().get(&id)?.creation_error.clone()
     }
 
     /// All mirror records, as last read.
-    pub(super) fn mirrors(&self) -> BTreeMap<Uuid, MirrorConfig> {
+    pub(crate) fn mirrors(&self) -> BTreeMap<Uuid, MirrorConfig> {
         let volumes = self.volumes();
         let known = volumes.iter().filter_map(|(id, k)| Some((*id, k.mirror.as_ref()?.0.clone())));
         known.collect()
     }
 
     /// The mirror record of a volume, as last read.
-    pub(super) fn mirror(&self, id: Uuid) -> Option<MirrorConfig> {
+    pub(crate) fn mirror(&self, id: Uuid) -> Option<MirrorConfig> {
         self.volumes().get(&id)?.mirror.as_ref().map(|(record, _)| record.clone())
     }
 
     /// Forgets a volume that is neither in the store nor in the data plane, unless a task waits for
     /// its lock.
-    pub(super) fn forget_volume(&self, id: Uuid) {
+    pub(crate) fn forget_volume(&self, id: Uuid) {
         let mut volumes = self.volumes();
         // One reference in the map, one of the caller.
         if volumes.get(&id).is_some_and(|k| Arc::strong_count(&k.lock) <= 2) {
@@ -211,11 +233,11 @@ impl VolumeTable {
         }
     }
 
-    pub(super) fn observed(&self, id: Uuid) -> Observed {
+    pub(crate) fn observed(&self, id: Uuid) -> Observed {
         self.volumes().get(&id).map(|k| k.observed.clone()).unwrap_or_default()
     }
 
-    pub(super) fn observe(&self, id: Uuid, observed: Observed) {
+    pub(crate) fn observe(&self, id: Uuid, observed: Observed) {
         let mut volumes = self.volumes();
         let known = volumes.entry(id).or_default();
         known.observed = observed;
@@ -226,19 +248,19 @@ impl VolumeTable {
     }
 
     /// Records that the peers of an open volume are set by its record of this revision.
-    pub(super) fn mark_peers_set(&self, id: Uuid, revision: Revision) {
+    pub(crate) fn mark_peers_set(&self, id: Uuid, revision: Revision) {
         self.volumes().entry(id).or_default().peers_set_at = Some(revision);
     }
 
     /// Volumes that failed to open.
-    pub(super) fn failed_to_open(&self) -> Vec<Uuid> {
+    pub(crate) fn failed_to_open(&self) -> Vec<Uuid> {
         let volumes = self.volumes();
         let broken = |k: &VolumeTableEntry| matches!(k.observed, Observed::OpenFailed { .. });
         volumes.iter().filter(|(_, k)| broken(k)).map(|(id, _)| *id).collect()
     }
 
     /// Clears a failed step, so that it is retried.
-    pub(super) fn clear_failure(&self, id: Uuid) {
+    pub(crate) fn clear_failure(&self, id: Uuid) {
         if let Some(known) = self.volumes().get_mut(&id)
             && matches!(known.observed, Observed::OpenFailed { .. } | Observed::EraseFailed { .. })
         {
@@ -247,7 +269,7 @@ impl VolumeTable {
     }
 
     /// The volumes that are ready, as seen by node `me`.
-    pub(super) fn ready_volumes(&self, me: NodeId) -> Vec<ReadyVolume> {
+    pub(crate) fn ready_volumes(&self, me: NodeId) -> Vec<ReadyVolume> {
         let volumes = self.volumes();
         let ready = volumes.values().filter(|k| k.is_ready());
         let listed = ready.filter_map(|k| {
@@ -258,14 +280,14 @@ impl VolumeTable {
     }
 
     /// The ready volumes that are open here.
-    pub(super) fn open_volumes(&self, me: NodeId) -> Vec<ReadyVolume> {
+    pub(crate) fn open_volumes(&self, me: NodeId) -> Vec<ReadyVolume> {
         let mut all = self.ready_volumes(me);
         all.retain(|l| matches!(l.local_state, LocalState::Open { .. }));
         all
     }
 
     /// Whether initiators know the current state of a volume.
-    pub(super) fn is_announced(&self, id: Uuid, me: NodeId) -> bool {
+    pub(crate) fn is_announced(&self, id: Uuid, me: NodeId) -> bool {
         let volumes = self.volumes();
         let Some(known) = volumes.get(&id) else { return true };
         let ready = known.stored.as_ref().filter(|_| known.is_ready());
@@ -273,7 +295,7 @@ impl VolumeTable {
     }
 
     /// Whether initiators are served by the current record.
-    pub(super) fn is_published(&self, id: Uuid) -> bool {
+    pub(crate) fn is_published(&self, id: Uuid) -> bool {
         match self.volumes().get(&id) {
             Some(VolumeTableEntry {
                 stored: Some(s),
@@ -287,7 +309,7 @@ impl VolumeTable {
 
     /// Records that initiators are served by exactly these records. A volume whose peers are not
     /// set by its current record stays unpublished.
-    pub(super) fn mark_published(&self, all: &[ReadyVolume]) {
+    pub(crate) fn mark_published(&self, all: &[ReadyVolume]) {
         let mut volumes = self.volumes();
         volumes.values_mut().for_each(|known| known.announced = None);
         for ReadyVolume { stored, mirror, local_state: here } in all {
@@ -304,29 +326,40 @@ impl VolumeTable {
         }
     }
 
-    pub(super) fn id_by_name(&self, name: &VolumeName) -> Option<Uuid> {
+    pub(crate) fn id_by_name(&self, name: &VolumeName) -> Option<Uuid> {
         let volumes = self.volumes();
         let called =
             |k: &VolumeTableEntry| k.stored.as_ref().is_some_and(|s| s.record.name == *name);
         volumes.iter().find(|(_, k)| called(k)).map(|(id, _)| *id)
     }
 
-    pub(super) fn get(&self, id: Uuid) -> Option<(StoredVolumeRecord, Observed)> {
+    pub(crate) fn get(&self, id: Uuid) -> Option<(StoredVolumeRecord, Observed)> {
         let volumes = self.volumes();
         let known = volumes.get(&id)?;
         Some((known.stored.clone()?, known.observed.clone()))
     }
 
     /// All volumes in the store, by name.
-    pub(super) fn all(&self) -> Vec<(StoredVolumeRecord, Observed)> {
+    pub(crate) fn all(&self) -> Vec<(StoredVolumeRecord, Observed)> {
         let volumes = self.volumes();
         let all = volumes.values().filter_map(|k| Some((k.stored.clone()?, k.observed.clone())));
         let mut all: Vec<_> = all.collect();
         all.sort_by(|(a, _), (b, _)| a.record.name.cmp(&b.record.name));
         all
     }
+    /// The volumes that cannot be opened here, and why.
+    pub(crate) fn open_errors(&self) -> BTreeMap<Uuid, String> {
+        let all = self.all();
+        let errors = all.into_iter().filter_map(|(stored, observed)| match observed {
+            Observed::OpenFailed { reason } | Observed::EraseFailed { reason } => {
+                Some((stored.record.id, reason))
+            }
+            _ => None,
+        });
+        errors.collect()
+    }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.volumes().values().filter(|k| k.stored.is_some()).count()
     }
 }

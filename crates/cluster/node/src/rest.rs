@@ -22,6 +22,7 @@ use http_server::{add_endpoint, error_response, json_response};
 use status::metrics;
 
 use control::Control;
+use control::volumes::VolumeControl;
 
 /// The API of a node.
 pub fn router(control: &Control) -> Router {
@@ -36,38 +37,38 @@ pub fn router(control: &Control) -> Router {
             |c, _| async move { Ok(c.get_status().await) },
         );
     let router = add_endpoint::<ListSessions, _, _, _>(router, c, |c, _| async move {
-        Ok(c.list_sessions().await)
+        Ok(c.volumes().list_sessions().await)
     });
     let router = add_endpoint::<ListVolumes, _, _, _>(router, c, |c, _| async move {
-        Ok(c.list_volumes().await)
+        Ok(c.volumes().list_volumes().await)
     });
     let router = add_endpoint::<CreateVolume, _, _, _>(router, c, |c, a| async move {
         c.check_data_node()?;
-        c.create_volume(a.body).await
+        c.volumes().create_volume(a.body).await
     });
     let router = add_endpoint::<CreateVolumes, _, _, _>(router, c, |c, a| async move {
         c.check_data_node()?;
-        c.create_volumes(a.body.volumes).await
+        c.volumes().create_volumes(a.body.volumes).await
     });
     let router = add_endpoint::<GetVolume, _, _, _>(router, c, |c, a| async move {
-        c.get_volume(&a.volume_name()?).await
+        c.volumes().get_volume(&a.volume_name()?).await
     });
     let router = add_endpoint::<DeleteVolume, _, _, _>(router, c, |c, a| async move {
         let (force, discard) =
             (a.flag(api::endpoint::DELETE_FORCE), a.flag(api::endpoint::DELETE_ALLOW_DATA_LOSS));
-        c.delete_volume(a.volume_name()?, force, discard).await.map(|()| NoBody)
+        c.volumes().delete_volume(a.volume_name()?, force, discard).await.map(|()| NoBody)
     });
     let router = add_endpoint::<GrowVolume, _, _, _>(router, c, |c, a| async move {
-        c.grow(a.volume_name()?, a.body.size_bytes).await
+        c.volumes().grow(a.volume_name()?, a.body.size_bytes).await
     });
     let router = add_endpoint::<SetProtocols, _, _, _>(router, c, |c, a| async move {
-        c.set_protocols(a.volume_name()?, a.body).await
+        c.volumes().set_protocols(a.volume_name()?, a.body).await
     });
     let router = add_endpoint::<MapTarget, _, _, _>(router, c, |c, a| async move {
         let force = a.flag(api::endpoint::MAP_FORCE);
-        c.map_target(a.volume_name()?, a.body, force).await
+        c.volumes().map_target(a.volume_name()?, a.body, force).await
     });
-    let router = with_pools(with_access(with_replicas(router, c), c), c);
+    let router = with_pools(with_access(with_replicas(router, c.volumes()), c.volumes()), c);
     cluster_routes(router, c)
         .route(
             "/v1/openapi.json",
@@ -96,7 +97,7 @@ pub fn router(control: &Control) -> Router {
 }
 
 /// Routes for access to volumes and for reservations.
-fn with_access(router: Router, c: &Control) -> Router {
+fn with_access(router: Router, c: &VolumeControl) -> Router {
     let router = add_endpoint::<AllowInitiators, _, _, _>(router, c, |c, a| async move {
         c.allow(a.volume_name()?, a.body.initiators).await
     });
@@ -127,7 +128,7 @@ fn with_access(router: Router, c: &Control) -> Router {
 }
 
 /// Routes for replicas of volumes.
-fn with_replicas(router: Router, c: &Control) -> Router {
+fn with_replicas(router: Router, c: &VolumeControl) -> Router {
     let router = add_endpoint::<AddReplica, _, _, _>(router, c, |c, a| async move {
         c.add_replica(a.volume_name()?, a.body).await
     });
@@ -197,19 +198,19 @@ fn with_pools(router: Router, control: &Control) -> Router {
 /// Routes for recovery from lost records.
 fn with_recovery(router: Router, c: &Control) -> Router {
     let router = add_endpoint::<ListOrphanedImages, _, _, _>(router, c, |c, _| async move {
-        c.list_orphans().await
+        c.volumes().list_orphans().await
     });
     let router = add_endpoint::<AdoptImage, _, _, _>(router, c, |c, a| async move {
-        c.adopt_image(a.body).await
+        c.volumes().adopt_image(a.body).await
     });
     let router = add_endpoint::<DiscardImage, _, _, _>(router, c, |c, a| async move {
-        c.discard_image(a.body).await.map(|()| NoBody)
+        c.volumes().discard_image(a.body).await.map(|()| NoBody)
     });
     let router = add_endpoint::<FindImportablePools, _, _, _>(router, c, |c, a| async move {
         c.pools().find_importable_pools(a.body).await
     });
     let router = add_endpoint::<ImportPool, _, _, _>(router, c, |c, a| async move {
-        c.import_pool(a.body).await
+        c.volumes().import_pool(a.body).await
     });
     add_endpoint::<RecoverCluster, _, _, _>(router, c, |c, a| async move {
         c.recover_cluster(a.body).await

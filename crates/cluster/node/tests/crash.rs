@@ -84,11 +84,13 @@ impl Deed {
         match self {
             Self::Create => {
                 let json = r#"{"name":"new","size_bytes":4194304}"#;
-                control.create_volume(ask(json)).await.map(drop)
+                control.volumes().create_volume(ask(json)).await.map(drop)
             }
-            Self::Grow => control.grow(name("old"), 8 << 20).await.map(drop),
-            Self::Allow => control.allow(name("old"), vec![Initiator::Any]).await.map(drop),
-            Self::Delete => control.delete_volume(name("old"), false, false).await,
+            Self::Grow => control.volumes().grow(name("old"), 8 << 20).await.map(drop),
+            Self::Allow => {
+                control.volumes().allow(name("old"), vec![Initiator::Any]).await.map(drop)
+            }
+            Self::Delete => control.volumes().delete_volume(name("old"), false, false).await,
         }
     }
 }
@@ -219,20 +221,21 @@ async fn a_grow_that_is_refused_has_changed_nothing() {
     let store = Refusing { store, refuses: Arc::clone(&refuses) };
     let control = Control::new(settings, Arc::new(store), engine);
     control.start().await.unwrap();
-    let made = control.create_volume(ask(r#"{"name":"v","size_bytes":4194304}"#)).await.unwrap();
+    let made =
+        control.volumes().create_volume(ask(r#"{"name":"v","size_bytes":4194304}"#)).await.unwrap();
     let served = async || {
         let image = control.engine().scan_open_image(made.id).await.unwrap();
-        (image.size_bytes, control.get_volume(&name("v")).await.unwrap().size_bytes)
+        (image.size_bytes, control.volumes().get_volume(&name("v")).await.unwrap().size_bytes)
     };
     // The store refuses.
     refuses.store(true, Ordering::SeqCst);
-    control.grow(name("v"), 8 << 20).await.unwrap_err();
+    control.volumes().grow(name("v"), 8 << 20).await.unwrap_err();
     assert_eq!(served().await, (4 << 20, 4 << 20));
     refuses.store(false, Ordering::SeqCst);
     // The image refuses: no file can be that long.
-    control.grow(name("v"), 1 << 62).await.unwrap_err();
+    control.volumes().grow(name("v"), 1 << 62).await.unwrap_err();
     assert_eq!(served().await, (4 << 20, 4 << 20));
-    control.grow(name("v"), 8 << 20).await.unwrap();
+    control.volumes().grow(name("v"), 8 << 20).await.unwrap();
     assert_eq!(served().await, (8 << 20, 8 << 20));
     control.stop().await;
     assert!(control.engine().stop(Instant::now() + Duration::from_secs(10)).await);

@@ -21,9 +21,9 @@ use cluster::nodes::{self, NodeView, Nodes};
 use peer::NodeId;
 
 use super::ClusterControl;
-use super::{conflict, join_error, role};
-use crate::store_error;
-use crate::volume_lifecycle::now_s;
+use super::{join_error, role};
+use crate::context::now_s;
+use crate::errors::{conflict, store_error};
 use cluster::store::{StoreError, embedded};
 use http_server::join_endpoint::{self, CAPACITY};
 use http_server::{ApiListener, Server, TlsAcceptorDebug, listen};

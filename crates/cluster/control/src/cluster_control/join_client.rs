@@ -18,7 +18,7 @@ use tokio::net::TcpSocket;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::conflict;
+use crate::errors::conflict;
 use config;
 use http_server::join_endpoint::PATH;
 use membership::certificates;

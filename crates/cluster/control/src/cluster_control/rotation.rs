@@ -6,9 +6,9 @@ use cluster::identity::{ClusterCredentials, ClusterSecret};
 use cluster::nodes::{self, NodeView, Nodes};
 
 use super::ClusterControl;
-use super::{conflict, identity_error, renew_protection};
-use crate::store_error;
-use crate::volume_lifecycle::now_s;
+use super::{identity_error, renew_protection};
+use crate::context::now_s;
+use crate::errors::{conflict, store_error};
 use cluster::store::StoreError;
 use membership::{ClusterMembership, RotationError};
 use status::finding;

@@ -3,9 +3,10 @@
 use api::{ApiError, Registration, Reservations, VolumeName};
 use reservation::{Initiator, ItNexus, ReservationType, Table};
 
-use super::{Control, backing_error};
+use super::VolumeControl;
+use crate::errors::backing_error;
 
-impl Control {
+impl VolumeControl {
     /// Returns the reservations of a volume. The node must serve it.
     ///
     /// # Errors

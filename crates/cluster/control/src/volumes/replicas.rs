@@ -18,9 +18,10 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::VolumeControl;
+use super::lifecycle::require_absolute;
 use super::reconciler::random_config_id;
-use super::volume_lifecycle::require_absolute;
-use super::{Control, backing_error, store_error};
+use crate::errors::{backing_error, store_error};
 use cluster::store::StoreError;
 use engine::ReportScope;
 use records::reconcile::Observed;
@@ -45,7 +46,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often storing the result of a comparison is tried while the record changes.
 const COMMIT_ATTEMPTS: usize = 5;
 
-impl Control {
+impl VolumeControl {
     /// Adds a replica to a volume.
     ///
     /// # Errors
@@ -309,7 +310,8 @@ impl Control {
         let Some(mirror) = self.0.context.volumes.mirror(id) else {
             return Err(conflict(format!("volume {name} has no replicas yet")));
         };
-        let (me, cluster) = (self.this_node(), self.cluster_view(&[]).await.unwrap_or_default());
+        let (me, cluster) =
+            (self.this_node(), self.0.context.cluster_view(&[]).await.unwrap_or_default());
         if !cluster.serving_nodes(id).is_empty() {
             return Err(conflict(format!("volume {name} is served"))
                 .with_hint("a volume that is served need not be forced"));

@@ -8,15 +8,15 @@ use api::{AdoptImageRequest, ApiError, ImportPoolRequest, ImportedPool, PlannedV
 use engine::ImageLocation;
 use records::reconcile::Observed;
 
-use super::pools::PoolUser;
-use super::{Control, Inner};
+use super::{Inner, VolumeControl};
+use crate::pools::PoolUser;
 
-/// The control plane, as long as it exists.
+/// The volumes, as long as they exist.
 pub(super) struct VolumesOfPools(pub(super) Weak<Inner>);
 
 impl PoolUser for VolumesOfPools {
     fn pool_opened(&self, pool: PoolName) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        let control = self.0.upgrade().map(Control);
+        let control = self.0.upgrade().map(VolumeControl);
         Box::pin(async move {
             if let Some(control) = control {
                 control.retry_pool_volumes(&pool).await;
@@ -25,7 +25,7 @@ impl PoolUser for VolumesOfPools {
     }
 }
 
-impl Control {
+impl VolumeControl {
     /// Imports a pool that this node does not know, and adopts its orphaned volumes.
     ///
     /// # Errors

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::{ApiError, ErrorCode, MapVolume, Volume, VolumeName};
 use uuid::Uuid;
 
-use super::volume_edit::check_access;
-use super::{Control, store_error};
+use super::VolumeControl;
+use super::edit::check_access;
+use crate::errors::store_error;
 use records::record::lun_mapping::{MAX_LUN, MapError, assign_lun};
 use records::record::{StoredVolumeRecord, VolumeRecord, VolumeStage};
 
-impl Control {
+impl VolumeControl {
     /// Maps a volume to the target of another one or to its own, or changes its LUN.
     ///
     /// # Errors

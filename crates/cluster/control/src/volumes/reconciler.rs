@@ -1,5 +1,7 @@
 //! Takes the steps that [`records::reconcile`] decides, one volume at a time.
 
+use std::sync::Arc;
+
 use block::Epoch;
 use cluster::mirror_records;
 use mirror::config::{ConfigReplica, CopyHistory, InSyncMember, MirrorConfig};
@@ -7,21 +9,16 @@ use peer::{Incarnation, NodeId};
 use rt::fault_point::{self, FaultPoint};
 use uuid::Uuid;
 
-use super::{Control, MAX_RECONCILE_STEPS};
+use super::VolumeControl;
+use crate::volume_table::VolumeRecords;
 use cluster::store::{Revision, StoreError};
 use engine::BackingError;
 use records::reconcile::{MirrorState, Observed, Step, next_step};
 use records::record::ImageInfo;
 use records::record::{self, PlacementStage, StoredVolumeRecord, VolumeRecord, VolumeStage};
 
-/// The records of a volume in the store.
-#[derive(Clone, Debug, Default)]
-pub(super) struct VolumeRecords {
-    /// The volume record.
-    pub(super) stored: Option<StoredVolumeRecord>,
-    /// The mirror record, in a cluster.
-    pub(super) mirror: Option<(MirrorConfig, Revision)>,
-}
+/// Most steps that one reconciliation of a volume takes; more means that it makes no progress.
+const MAX_RECONCILE_STEPS: usize = 32;
 
 /// Outcome of a step.
 enum StepOutcome {
@@ -31,16 +28,16 @@ enum StepOutcome {
     RetryLater,
 }
 
-impl Control {
+impl VolumeControl {
     /// Reconciles a volume: takes steps until none is left.
-    pub(super) async fn reconcile_volume(&self, id: Uuid) {
+    pub(crate) async fn reconcile_volume(&self, id: Uuid) {
         let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         self.reconcile_locked(id).await;
     }
 
     /// [`Self::reconcile_volume`] for callers that hold the lock.
-    pub(super) async fn reconcile_locked(&self, id: Uuid) {
+    pub(crate) async fn reconcile_locked(&self, id: Uuid) {
         if let Err(error) = self.try_reconcile_locked(id).await {
             tracing::error!(volume = %id, %error, "reconciliation of a volume failed");
         }
@@ -57,11 +54,30 @@ impl Control {
     }
 
     /// [`Self::reconcile_volume`] with records from a list of the store.
-    pub(super) async fn reconcile_with(&self, id: Uuid, records: VolumeRecords) {
+    pub(crate) async fn reconcile_with(&self, id: Uuid, records: VolumeRecords) {
         let lock = self.0.context.volumes.lock_of(id);
         let _held = lock.lock().await;
         if let Err(error) = self.try_reconcile_with(id, Some(records)).await {
             tracing::error!(volume = %id, %error, "reconciliation of a volume failed");
+        }
+    }
+
+    /// Reconciles a volume in a task of its own.
+    pub(crate) fn reconcile_in_background(&self, id: Uuid) {
+        if let Ok(change) = Arc::clone(&self.0.context.change_lock).try_read_owned() {
+            // Changes that arrive while a task waits for the lock are handled by that task.
+            if !self.0.context.volumes.enqueue(id) {
+                return;
+            }
+            let control = self.clone();
+            tokio::spawn(async move {
+                let lock = control.0.context.volumes.lock_of(id);
+                let guard = lock.lock().await;
+                control.0.context.volumes.dequeue(id);
+                control.reconcile_locked(id).await;
+                drop(guard);
+                drop(change);
+            });
         }
     }
 
@@ -468,6 +484,6 @@ fn initial_mirror_record(record: &VolumeRecord) -> MirrorConfig {
 }
 
 /// A unique name for a mirror record.
-pub(super) fn random_config_id() -> u128 {
+pub(crate) fn random_config_id() -> u128 {
     Uuid::new_v4().as_u128()
 }

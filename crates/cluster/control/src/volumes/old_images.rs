@@ -8,10 +8,10 @@ use status::old_images::{HAS_OLD_IMAGE, OldImages, overwrite_hint};
 use status::placement::{self, Candidate};
 use uuid::Uuid;
 
-use super::Control;
+use super::VolumeControl;
 use super::replicas::FreeByNode;
 
-impl Control {
+impl VolumeControl {
     /// The images of a volume that no record names, by the last reports.
     pub(super) async fn old_images(&self, volume: Option<Uuid>) -> OldImages {
         let Some(volume) = volume else { return OldImages::default() };

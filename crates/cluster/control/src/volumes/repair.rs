@@ -4,7 +4,6 @@
 //! are primary.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use api::NewBacking;
@@ -28,9 +27,9 @@ use status::report::MissingReplica;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::Control;
-use super::volume_lifecycle::now_s;
-use super::volume_table::ReadyVolume;
+use super::VolumeControl;
+use crate::context::now_s;
+use crate::volume_table::ReadyVolume;
 
 /// How often a node is searched again for a replica that has to wait or for which no node was
 /// found.
@@ -38,15 +37,15 @@ const PLACEMENT_RETRY: Duration = Duration::from_secs(30);
 
 /// What a node remembers about missing replicas.
 #[derive(Debug, Default)]
-pub(super) struct RepairState {
+pub(crate) struct RepairState {
     history: RepairHistory,
     /// Volumes for which a node was searched: until when the result holds, and why none was found.
     placement_attempts: BTreeMap<Uuid, (Instant, Option<MissingReplica>)>,
 }
 
-impl Control {
+impl VolumeControl {
     /// Repairs the volumes whose primary is this node.
-    pub(super) async fn repair_replicas(&self, cores: &[CoreReport], repairs: &mut RepairState) {
+    pub(crate) async fn repair_replicas(&self, cores: &[CoreReport], repairs: &mut RepairState) {
         if !self.is_data_node() {
             return;
         }
@@ -103,7 +102,7 @@ impl Control {
             };
             missing_replicas.extend(missing.map(|missing| (id, missing)));
         }
-        *self.0.missing_replicas.lock().unwrap_or_else(PoisonError::into_inner) = missing_replicas;
+        self.0.context.volumes.set_missing_replicas(missing_replicas);
     }
 
     /// The nodes that are down by the store, except for drained ones.

@@ -13,15 +13,15 @@ use records::record::StoredVolumeRecord;
 use status::space::{FileSystemSpace, SpaceUsage};
 use uuid::Uuid;
 
-use super::Control;
+use super::VolumeControl;
 
 /// How often initiators of thin volumes are told the free space.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(15);
 
-impl Control {
+impl VolumeControl {
     /// Tells initiators of thin volumes how much space these use and have left, for as long as the
     /// node serves.
-    pub(super) async fn publish_space_periodically(self) {
+    pub(crate) async fn publish_space_periodically(self) {
         loop {
             tokio::time::sleep(PUBLISH_INTERVAL).await;
             self.publish_space(self.0.context.volumes.all()).await;
@@ -43,9 +43,9 @@ impl Control {
     }
 }
 
-impl Control {
+impl VolumeControl {
     /// The space of volumes.
-    pub(super) async fn space_of(&self, volumes: &[(StoredVolumeRecord, Observed)]) -> SpaceUsage {
+    pub(crate) async fn space_of(&self, volumes: &[(StoredVolumeRecord, Observed)]) -> SpaceUsage {
         let look = measure(self.this_node(), volumes, &self.0.context.settings.data_dir);
         let (mut space, pools) = tokio::join!(look, self.0.context.engine.pool_reports());
         space.add_pools(self.this_node(), volumes, &pools);
@@ -54,7 +54,7 @@ impl Control {
 }
 
 /// Measures the backings of `volumes` in one blocking task.
-pub(super) async fn measure(
+pub(crate) async fn measure(
     me: NodeId,
     volumes: &[(StoredVolumeRecord, Observed)],
     data_dir: &Path,

@@ -9,7 +9,8 @@ use peer::NodeId;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Control, store_error};
+use super::VolumeControl;
+use crate::errors::store_error;
 use engine::ReportScope;
 use records::reconcile::Observed;
 use records::record::{PlacementStage, VolumeRecord, VolumeStage};
@@ -27,7 +28,7 @@ const ANSWER_POLL: Duration = Duration::from_millis(20);
 /// How often the wait for an opening volume checks.
 const OPEN_POLL: Duration = Duration::from_millis(100);
 
-impl Control {
+impl VolumeControl {
     /// Refuses to delete a volume that no replica serves, if that would erase data.
     pub(super) async fn check_delete(&self, record: &VolumeRecord) -> Result<(), ApiError> {
         if record.stage != VolumeStage::Ready || !self.has_data_to_erase(record).await {
@@ -61,7 +62,7 @@ impl Control {
     }
 
     /// Refuses to drop a replica of a volume that no replica serves.
-    pub(super) async fn check_can_drop_replica(
+    pub(crate) async fn check_can_drop_replica(
         &self,
         record: &VolumeRecord,
         node: NodeId,
@@ -112,7 +113,7 @@ impl Control {
         if others.is_empty() {
             return Ok(false);
         }
-        let request = self.request_reports(&others).await.map_err(|e| store_error(&e))?;
+        let request = self.0.context.request_reports(&others).await.map_err(|e| store_error(&e))?;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let reports = self.reports().await.map_err(|e| store_error(&e))?;

@@ -14,9 +14,11 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::secrets::seal_chap;
-use super::volume_edit::check_access;
-use super::{Control, backing_error, store_error};
+use super::VolumeControl;
+use super::edit::check_access;
+use crate::context::now_s;
+use crate::errors::{backing_error, store_error};
+use crate::secrets::seal_chap;
 use cluster::store::StoreError;
 use records::reconcile::Observed;
 use records::record::{
@@ -44,7 +46,7 @@ const PEER_POLL: Duration = Duration::from_millis(50);
 /// How often these waits check without a notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-impl Control {
+impl VolumeControl {
     /// Creates a volume. A repeated request returns the existing volume.
     ///
     /// # Errors
@@ -634,10 +636,4 @@ pub(super) fn require_absolute(path: &Path) -> Result<&Path, ApiError> {
             .with_hint("give a path that begins with /"));
     }
     Ok(path)
-}
-
-#[expect(clippy::disallowed_methods, reason = "the control plane is no core")]
-pub(super) fn now_s() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map(|d| d.as_secs()).unwrap_or_default()
 }

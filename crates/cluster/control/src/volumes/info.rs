@@ -23,9 +23,9 @@ use status::volume_status::{
 };
 use uuid::Uuid;
 
-use super::Control;
+use super::VolumeControl;
 
-impl Control {
+impl VolumeControl {
     /// Lists all volumes, by name.
     pub async fn list_volumes(&self) -> VolumeList {
         let volumes = self.0.context.volumes.all();
@@ -81,7 +81,8 @@ impl Control {
         reports: &'a [CoreReport],
         space: HashMap<Uuid, u64>,
     ) -> VolumeContext<'a> {
-        let (cluster, pools) = tokio::join!(self.cluster_view(reports), self.0.pools.pool_facts());
+        let (cluster, pools) =
+            tokio::join!(self.0.context.cluster_view(reports), self.0.pools.pool_facts());
         let stopped = pools.into_iter().filter_map(|pool| {
             let why = pool.report?.write_error?;
             Some((pool.record.name, why))

@@ -21,7 +21,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use wire::plural;
 
-use super::{Control, reconciler, store_error};
+use super::{VolumeControl, reconciler};
+use crate::context::now_s;
+use crate::errors::store_error;
 use engine::{BackingError, ImageLocation, ReportScope, ScannedIntentLog, VolumeReport};
 use records::pool_records;
 use records::reconcile::Observed;
@@ -62,9 +64,9 @@ pub(super) struct UnservedImages {
 /// A place that no record names, not scanned yet; whether it is a block device.
 type UnreferencedLocation = (ImageLocation, bool);
 
-impl Control {
+impl VolumeControl {
     /// Scans for orphaned images, for as long as the node runs.
-    pub(super) async fn watch_images(self) {
+    pub(crate) async fn watch_images(self) {
         loop {
             self.scan_images(false).await;
             tokio::time::sleep(SCAN_INTERVAL).await;
@@ -74,7 +76,7 @@ impl Control {
     /// The images on this node that are not served: orphaned ones, and those of volumes that failed
     /// to open. Block devices, which other programs may use, are scanned only if `thorough`, for an
     /// administrator; the result is remembered.
-    pub(super) async fn scan_images(&self, thorough: bool) -> Vec<UnservedImage> {
+    pub(crate) async fn scan_images(&self, thorough: bool) -> Vec<UnservedImage> {
         if !self.is_serving() || !self.is_data_node() {
             return Vec::new();
         }
@@ -103,7 +105,7 @@ impl Control {
     }
 
     /// The images in this node's report: as many as fit.
-    pub(super) fn reported_images(&self) -> Vec<UnservedImage> {
+    pub(crate) fn reported_images(&self) -> Vec<UnservedImage> {
         let (mut images, mut room) = (self.unserved_images(), MAX_REPORTED_BYTES);
         images.retain(|image| {
             let bytes = serde_json::to_vec(image).map_or(usize::MAX, |text| text.len());
@@ -289,7 +291,7 @@ impl Control {
     }
 
     /// Findings about orphaned images.
-    pub(super) fn image_findings(&self) -> Vec<api::Finding> {
+    pub(crate) fn image_findings(&self) -> Vec<api::Finding> {
         let unserved = self.unserved_images();
         // It may have been adopted since the scan.
         let is_orphan = |h: &&UnservedImage| !h.is_referenced && !self.is_referenced(h);
@@ -324,7 +326,8 @@ impl Control {
         if others.is_empty() {
             return Ok((replicas, down));
         }
-        let revision = self.request_reports(&others).await.map_err(|e| store_error(&e))?;
+        let revision =
+            self.0.context.request_reports(&others).await.map_err(|e| store_error(&e))?;
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let reports = self.reports().await.map_err(|e| store_error(&e))?;
@@ -568,10 +571,7 @@ impl Control {
             chap_by_initiator: BTreeMap::new(),
             dhchap_by_host: BTreeMap::new(),
             tls_by_host: BTreeMap::new(),
-            created_s: found
-                .description
-                .as_ref()
-                .map_or_else(super::volume_lifecycle::now_s, |d| d.created_s),
+            created_s: found.description.as_ref().map_or_else(now_s, |d| d.created_s),
         };
         self.check_target_names(&record, members)?;
         Ok(record)

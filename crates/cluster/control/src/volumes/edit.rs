@@ -9,8 +9,9 @@ use api::{
 use nvme::tls::TlsKey;
 use uuid::Uuid;
 
-use super::secrets::{seal_chap, seal_dhchap, seal_tls};
-use super::{Control, backing_error, store_error};
+use super::VolumeControl;
+use crate::errors::{backing_error, store_error};
+use crate::secrets::{seal_chap, seal_dhchap, seal_tls};
 use records::reconcile::Observed;
 use records::record::{
     ChapContext, HostSecretContext, StoredVolumeRecord, VolumeAuthMethod, VolumeRecord,
@@ -20,7 +21,7 @@ use records::record::{
 /// Most initiators that may be allowed to use a volume, and most with secrets of their own.
 const MAX_INITIATORS: usize = 1024;
 
-impl Control {
+impl VolumeControl {
     /// Grows a volume to `size_bytes`. If it has this size already, nothing happens.
     ///
     /// # Errors
