@@ -100,8 +100,14 @@ impl Core {
     /// # Errors
     /// [`OpenError`] names the path and the reason.
     pub async fn open_disk(&self, path: &Path, how: OpenOptions) -> Result<Disk, OpenError> {
-        let (backend, info, serial) = dispatch!(self, s => s.open_disk(path, how).await)?;
-        Ok(Disk::new(path, backend, info, serial))
+        match &self.0.system {
+            Backend::Real(s) => {
+                let (backend, info, serial) = s.open_disk(path, how).await?;
+                Ok(Disk::new(path, backend, info, serial))
+            }
+            #[cfg(feature = "sim")]
+            Backend::Sim(s) => Ok(Disk::sim(path, s.open_disk(path, how).await?)),
+        }
     }
 
     /// Deletes a file. The deletion is durable when this returns.
@@ -141,7 +147,11 @@ impl Core {
     /// # Errors
     /// What the system reports.
     pub async fn listen_with(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {
-        dispatch!(self, s => s.listen(at, how).await)
+        match &self.0.system {
+            Backend::Real(s) => s.listen(at, how).await,
+            #[cfg(feature = "sim")]
+            Backend::Sim(s) => s.listen(at, how).map(Listener::sim),
+        }
     }
 
     /// Connects to `to`. Has only the system's time limit: wrap it in `tokio::time::timeout`.
@@ -149,7 +159,11 @@ impl Core {
     /// # Errors
     /// What the system reports.
     pub async fn dial(&self, to: SocketAddr) -> io::Result<Stream> {
-        dispatch!(self, s => s.dial(to).await)
+        match &self.0.system {
+            Backend::Real(s) => s.dial(to).await,
+            #[cfg(feature = "sim")]
+            Backend::Sim(s) => s.dial(to).await.map(Stream::sim),
+        }
     }
 
     /// Listens at a Unix socket. The umask of this process decides who may connect: those who may
@@ -198,7 +212,11 @@ impl Core {
     /// # Errors
     /// What the system reports.
     pub fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
-        dispatch!(self, s => s.attach(stream))
+        match &self.0.system {
+            Backend::Real(s) => s.attach(stream),
+            #[cfg(feature = "sim")]
+            Backend::Sim(s) => s.attach(stream.into_sim()?).map(Stream::sim),
+        }
     }
 
     /// Receives an event (`eventfd(2)`) that another process signals.

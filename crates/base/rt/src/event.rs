@@ -11,7 +11,7 @@ use std::rc::Rc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::real::DriverWaker;
+use crate::driver_waker::DriverWaker;
 use crate::sys;
 
 /// An event that another process signals to this core.

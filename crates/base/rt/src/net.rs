@@ -14,27 +14,12 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 
-use crate::real::DriverWaker;
+use crate::driver_waker::DriverWaker;
+pub use crate::listen_options::ListenOptions;
 #[cfg(feature = "sim")]
 use crate::sim::net::{DetachedSimStream, SimListener, SimStream};
 use crate::sys;
 use unix_listener::UnixSocketListener;
-
-/// How to listen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListenOptions {
-    /// Connections that the system queues before we accept them.
-    pub backlog: u32,
-    /// Whether several listeners (one per core) may share the address; the system then spreads
-    /// connections over them (`SO_REUSEPORT`).
-    pub reuse_port: bool,
-}
-
-impl Default for ListenOptions {
-    fn default() -> Self {
-        Self { backlog: 1024, reuse_port: false }
-    }
-}
 
 /// Waits for connections on one address.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use target::server::{MAX_REQUEST_BYTES, MIN_POOL_REQUESTS};
+use target::limits::{MAX_REQUEST_BYTES, MIN_POOL_REQUESTS};
 use toml::de::DeValue;
 
 /// Most entries that a list may have.

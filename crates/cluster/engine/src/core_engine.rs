@@ -17,7 +17,7 @@ use peer::{DetachedConnection, NodeId, PeerAddresses};
 use reservation::{Change, ItNexus, Table};
 use rt::Core;
 use rt::net::{ListenOptions, Listener};
-use target::server::{CoreLink, Limits, ServedVolume, Server, Service, VolumeSpace};
+use target::{CoreLink, Limits, ServedVolume, Server, Service, VolumeSpace};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;

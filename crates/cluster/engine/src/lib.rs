@@ -32,7 +32,7 @@ use peer::NodeId;
 use reservation::Table;
 use rt::{Cores, CoresConfig};
 use target::catalog::Catalog;
-use target::server::{self, Service, VolumeSpace};
+use target::{Limits, Service, VolumeSpace};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -151,7 +151,7 @@ impl Engine {
         let directory = &config.vhost_user.directory;
         let mut core_queues = Vec::new();
         let mut disk_backend = "threads";
-        let links = server::core_links(cores.handles().len());
+        let links = target::core_links(cores.handles().len());
         for (handle, link) in cores.handles().iter().zip(links) {
             let (sender, work) = mpsc::channel(CORE_QUEUE_DEPTH);
             let (suspect_images, directory) = (suspect_images.clone(), directory.clone());
@@ -639,9 +639,9 @@ async fn run_engine_tasks(engine: Rc<CoreEngine>, mut work: mpsc::Receiver<Engin
     }
 }
 
-fn limits(config: &Config) -> server::Limits {
+fn limits(config: &Config) -> Limits {
     let l = &config.limits;
-    server::Limits {
+    Limits {
         connections: l.connections,
         logins: l.logins,
         discoveries: l.discoveries,

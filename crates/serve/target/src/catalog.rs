@@ -10,6 +10,10 @@ use nvme::auth::Secret;
 use nvme::tls::TlsKey;
 pub use scsi::Unavailability;
 
+/// The portal group of discovery, and of targets that only this node serves: every portal reaches
+/// every volume.
+pub(crate) const PORTAL_GROUP: u16 = 1;
+
 /// Identity of a volume: a UUID, the same on every node and permanent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(pub [u8; 16]);
@@ -90,6 +94,12 @@ impl Catalog {
     /// Whether several nodes serve any of these volumes.
     pub(crate) fn shares_any<'a>(&self, ids: impl IntoIterator<Item = &'a VolumeId>) -> bool {
         ids.into_iter().any(|id| self.shared.contains_key(id))
+    }
+
+    /// Tag of this node's portal group at a target. Sessions do not span nodes, so where several
+    /// nodes serve a target each is a portal group of its own (RFC 7143 4.4.1).
+    pub(crate) fn portal_group(&self, target: &IscsiTarget) -> u16 {
+        if self.shares_any(target.luns.values()) { self.node.port_id() } else { PORTAL_GROUP }
     }
 
     /// The other nodes that serve any of these volumes, and their portals.

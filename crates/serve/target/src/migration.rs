@@ -8,10 +8,10 @@ use std::rc::Rc;
 use rt::net::Stream;
 use tokio::time::Instant;
 
-use crate::channel::{Channel, DetachedChannel, SharedTlsEndpoints};
+use crate::channel::{BoxedPskLookup, Channel, DetachedChannel, SharedTlsEndpoints};
 use crate::connection::{ConnectionDriver, ConnectionEnd, Inbox, Protocol};
-use crate::nvme;
-use crate::server::{ConnectionHandle, ConnectionNotice, Registration, Server, Service};
+use crate::connection_notice::ConnectionNotice;
+use crate::server::{ConnectionHandle, Registration, Server, Service};
 
 /// A protocol whose connections belong to a [`Server`].
 pub(crate) trait MigratableConnection: Protocol + Sized {
@@ -23,6 +23,9 @@ pub(crate) trait MigratableConnection: Protocol + Sized {
 
     /// The state of a connection that has just been accepted.
     fn begin(server: &Rc<Server>, peer: SocketAddr, local: SocketAddr) -> Self::MigratingState;
+
+    /// The keys of clients, if the protocol has TLS.
+    fn psk_lookup(server: &Rc<Server>) -> Option<BoxedPskLookup>;
 
     /// Attaches the connection to a core, at its beginning or after a move.
     fn attach(context: ConnectionContext<Self::Event>, conn_state: Self::MigratingState) -> Self;
@@ -91,11 +94,7 @@ pub(crate) fn begin<P: MigratableConnection>(
     local: SocketAddr,
 ) {
     let conn_state = P::begin(server, peer, local);
-    let keys = match P::SERVICE {
-        Service::Iscsi => None,
-        Service::Nvme => Some(nvme::psk_lookup(server)),
-    };
-    let channel = Channel::new(stream, keys, server.ciphertext());
+    let channel = Channel::new(stream, P::psk_lookup(server), server.ciphertext());
     let (unread, began) = (VecDeque::new(), Instant::now());
     let route = ConnectionInfo { unread, traffic: (0, 0), began, peer, local };
     spawn_on_core::<P>(server, channel, conn_state, route);

@@ -11,78 +11,25 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use block::{Access, AccessState, Account, BufferPool};
-use rt::net::Listener;
+use block::{AccessState, Account, BufferPool};
 use rt::{Core, LogLimit, network_prefix};
 use slab::Slab;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
-use volume::Volume;
 
 use crate::auth_throttle::{
     AttemptCounts, AttemptDecision, AttemptSource, AuthMethod, AuthThrottle, FailingClient,
 };
 use crate::catalog::{Catalog, VolumeId};
 use crate::connection::Staging;
+use crate::connection_notice::ConnectionNotice;
 use crate::duplicate_names::{DuplicateName, DuplicateNames};
-use crate::migration::{self, MigratableConnection};
-use crate::third_party_copy;
+use crate::iscsi_sessions::IscsiCore;
+use crate::limits::Limits;
+use crate::nvme_controllers::NvmeCore;
+use crate::served_volumes::{ServedVolume, ServedVolumes, VolumeSpace};
 use crate::tokens::Tokens;
-
-/// Most data of one command in bytes, with either protocol.
-pub const MAX_TRANSFER_BYTES: u32 = 1 << 20;
-
-/// Most buffer memory that one request waits for, in bytes: its data, and at most as much again for
-/// the volume's layers.
-pub const MAX_REQUEST_BYTES: u64 = 2 * MAX_TRANSFER_BYTES as u64;
-
-/// Requests of the largest size that a core's pool must hold, so that each class of work has its
-/// share ([`MemoryClass`](block::MemoryClass)).
-pub const MIN_POOL_REQUESTS: u64 = 8;
-
-/// Limits on clients. All are configuration.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Connections per core, including those that have not logged in.
-    pub connections: usize,
-    /// Connections per core that have not logged in; beyond that, one is closed for the next.
-    pub logins: usize,
-    /// Discovery connections per core, which need no authentication; beyond that, one is closed for
-    /// the next.
-    pub discoveries: usize,
-    /// Time limit of a login, from the first byte to full feature phase.
-    pub login_timeout: Duration,
-    /// Time within which a client must read some of the data sent to it.
-    pub send_timeout: Duration,
-    /// Time within which a client must send the rest of a message.
-    pub receive_timeout: Duration,
-    /// How long a command with part of its data here may wait for memory for the rest.
-    pub admission_timeout: Duration,
-    /// How long any other command may wait for memory.
-    pub memory_timeout: Duration,
-    /// Silence after which the target checks whether the client is still there.
-    pub keep_alive: Duration,
-    /// iSCSI commands in flight per session (the width of the CmdSN window).
-    pub commands: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 4096,
-            logins: 512,
-            discoveries: 256,
-            login_timeout: Duration::from_secs(15),
-            send_timeout: Duration::from_secs(30),
-            receive_timeout: Duration::from_secs(30),
-            admission_timeout: Duration::from_secs(1),
-            memory_timeout: Duration::from_secs(5),
-            keep_alive: Duration::from_secs(15),
-            commands: 128,
-        }
-    }
-}
 
 /// The protocol spoken at a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,59 +47,6 @@ impl fmt::Display for Service {
             Self::Nvme => "NVMe/TCP",
         })
     }
-}
-
-/// A volume as front ends see it.
-#[derive(Debug)]
-pub struct ServedVolume {
-    /// Its identity.
-    pub id: VolumeId,
-    /// Its name, unique in the node.
-    pub name: String,
-    /// The volume itself.
-    pub volume: Rc<Volume>,
-    /// Whether space is allocated only as it is written.
-    pub thin: bool,
-    /// Its access state on this node, if other nodes serve it too: then it is also in
-    /// [`Catalog::shared`]. The engine may set it at any time; initiators are told.
-    pub access: Option<AccessState>,
-}
-
-impl ServedVolume {
-    /// The access to it through this node; `None` if only this node serves it.
-    pub(crate) fn access_state(&self, catalog: &Catalog) -> Option<Access> {
-        let access = self.access.as_ref().filter(|_| catalog.shared.contains_key(&self.id))?;
-        Some(access.get())
-    }
-}
-
-/// Space that a thin volume uses and that is available to it, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VolumeSpace {
-    /// Space used.
-    pub used: u64,
-    /// Space available on its backing store, which other volumes may use as well.
-    pub available: u64,
-}
-
-/// A volume of this core, and the task that reports its access state to initiators.
-struct VolumeEntry {
-    served: Rc<ServedVolume>,
-    space: Cell<Option<VolumeSpace>>,
-    _watch: Option<AbortOnDropHandle<()>>,
-}
-
-/// A notice to all connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionNotice {
-    /// The catalog was replaced: access may have been revoked or granted.
-    CatalogChanged,
-    /// A volume has grown.
-    VolumeResized(VolumeId),
-    /// The node is about to stop: finish what is in flight, then close.
-    Drain,
-    /// Close now.
-    Close,
 }
 
 /// A connection as `windrose sessions` shows it.
@@ -203,6 +97,9 @@ pub struct CoreLink {
     peers: Vec<mpsc::Sender<CoreTask>>,
 }
 
+/// Concurrent copies of a core; others wait.
+const MAX_CONCURRENT_COPIES: usize = 4;
+
 /// Length of a core's task queue; senders wait while it is full.
 const CORE_QUEUE_LEN: usize = 256;
 
@@ -218,8 +115,7 @@ pub struct Server {
     core: Core,
     limits: Limits,
     peers: Vec<mpsc::Sender<CoreTask>>,
-    catalog: RefCell<Arc<Catalog>>,
-    served: RefCell<BTreeMap<VolumeId, VolumeEntry>>,
+    served: ServedVolumes,
     connections: RefCell<Slab<ConnectionEntry>>,
     /// Connections by [`ConnectionStage`].
     stages: Cell<[usize; 4]>,
@@ -237,8 +133,8 @@ pub struct Server {
     duplicate_names: RefCell<DuplicateNames>,
     /// Limits log lines about refused clients.
     refusal_log: RefCell<LogLimit>,
-    pub(crate) iscsi: crate::iscsi::IscsiCore,
-    pub(crate) nvme: crate::nvme::NvmeCore,
+    pub(crate) iscsi: IscsiCore,
+    pub(crate) nvme: NvmeCore,
 }
 
 struct ConnectionEntry {
@@ -283,8 +179,7 @@ impl Server {
         let server = Rc::new(Self {
             limits,
             peers: link.peers,
-            catalog: RefCell::default(),
-            served: RefCell::default(),
+            served: ServedVolumes::default(),
             connections: RefCell::default(),
             stages: Cell::default(),
             refused: Cell::new(0),
@@ -293,13 +188,13 @@ impl Server {
             staging: Staging::default(),
             ciphertext: Staging::default(),
             copy_account: core.buffer_pool().account(),
-            copy_permits: Rc::new(Semaphore::new(third_party_copy::MAX_CONCURRENT_COPIES)),
+            copy_permits: Rc::new(Semaphore::new(MAX_CONCURRENT_COPIES)),
             tokens: Tokens::default(),
             auth_throttle: RefCell::default(),
             duplicate_names: RefCell::default(),
             refusal_log: RefCell::default(),
-            iscsi: crate::iscsi::IscsiCore::new(crate::iscsi::config(&limits)),
-            nvme: crate::nvme::NvmeCore::new(&core),
+            iscsi: IscsiCore::new(&limits),
+            nvme: NvmeCore::new(&core),
             core,
         });
         let (weak, mut own) = (Rc::downgrade(&server), link.inbox);
@@ -360,42 +255,36 @@ impl Server {
     /// The current catalog.
     #[must_use]
     pub fn catalog(&self) -> Arc<Catalog> {
-        Arc::clone(&self.catalog.borrow())
+        self.served.catalog()
     }
 
     /// Replaces the catalog and notifies every connection. Volumes of this core that it names must
     /// have been added before; those it no longer names are removed afterwards.
     pub fn set_catalog(&self, catalog: Arc<Catalog>) {
         self.nvme.set_node(&catalog);
-        self.catalog.replace(catalog);
+        self.served.set_catalog(catalog);
         self.notify(ConnectionNotice::CatalogChanged);
     }
 
     /// Makes a volume of this core available to the catalog. Must be called in the core's
     /// `LocalSet`.
     pub fn add_volume(self: &Rc<Self>, served: ServedVolume) {
-        let served = Rc::new(served);
         let watch = served.access.clone().map(|access| self.watch(served.id, access));
-        let space = Cell::default();
-        self.served.borrow_mut().insert(served.id, VolumeEntry { served, space, _watch: watch });
+        self.served.insert(served, watch);
     }
 
     /// Sets the space of a thin volume and reports it to initiators. The engine calls this
     /// periodically, and first before initiators connect.
     pub fn set_space(&self, id: VolumeId, space: VolumeSpace) {
-        let known = match self.served.borrow().get(&id) {
-            Some(kept) => kept.space.replace(Some(space)),
-            None => return,
-        };
-        if known != Some(space) {
+        if self.served.set_space(id, space) {
             self.iscsi.space_changed(id, space);
             self.nvme.space_changed(id, space);
         }
     }
 
-    /// The last known space of a volume.
-    pub(crate) fn space(&self, id: VolumeId) -> Option<VolumeSpace> {
-        self.served.borrow().get(&id)?.space.get()
+    /// The volumes of this core, and the catalog.
+    pub(crate) fn served(&self) -> &ServedVolumes {
+        &self.served
     }
 
     /// Tells the initiators of a volume of each change of its access state.
@@ -416,19 +305,19 @@ impl Server {
 
     /// Removes a volume; the caller closes it afterwards.
     pub fn remove_volume(&self, id: VolumeId) -> Option<Rc<ServedVolume>> {
-        self.served.borrow_mut().remove(&id).map(|kept| kept.served)
+        self.served.remove(id)
     }
 
     /// The volume, if it belongs to this core.
     #[must_use]
     pub fn volume(&self, id: VolumeId) -> Option<Rc<ServedVolume>> {
-        self.served.borrow().get(&id).map(|kept| Rc::clone(&kept.served))
+        self.served.get(id)
     }
 
     /// All volumes of this core.
     #[must_use]
     pub fn volumes(&self) -> Vec<Rc<ServedVolume>> {
-        self.served.borrow().values().map(|kept| Rc::clone(&kept.served)).collect()
+        self.served.all()
     }
 
     /// Tells connections that a volume has grown.
@@ -505,36 +394,6 @@ impl Server {
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.get()
-    }
-
-    /// Serves `service` on `listener`; stop by dropping the future. Connections remain.
-    pub async fn serve(self: Rc<Self>, listener: Listener, service: Service) {
-        match service {
-            Service::Iscsi => self.accept::<crate::iscsi::InitiatorConnection>(listener).await,
-            Service::Nvme => self.accept::<crate::nvme::HostConnection>(listener).await,
-        }
-    }
-
-    /// Accepts connections of protocol `P`; stop by dropping the future. Connections remain.
-    pub(crate) async fn accept<P: MigratableConnection>(self: Rc<Self>, listener: Listener) {
-        let service = P::SERVICE;
-        loop {
-            let (stream, peer) = match listener.accept().await {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // No descriptors left, or a connection that broke in the queue: go on, slowly.
-                    tracing::warn!(%service, %error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    continue;
-                }
-            };
-            if self.is_full(service, peer) {
-                continue;
-            }
-            if let Ok(local) = stream.local_addr() {
-                migration::begin::<P>(&self, stream, peer, local);
-            }
-        }
     }
 
     /// Whether there is no room for one more connection, new or from another core. If connections

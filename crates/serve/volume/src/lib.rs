@@ -19,6 +19,7 @@
 mod command;
 mod compose;
 mod reservation_gate;
+mod reservation_state;
 mod reservations;
 mod stats;
 mod volume;

@@ -1,6 +1,5 @@
 //! The reservation table in the metadata area of a volume: reading and changing it (RFD 0013, 4).
 
-use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::command::Command;
 use crate::reservation_gate::ReservationGate;
+use crate::reservation_state::ReservationState;
 use crate::volume::Volume;
 
 /// Both copies fit the metadata area.
@@ -39,28 +39,6 @@ pub enum ReservationChangeError {
     Rejected(ReservationError),
     /// The device failed; the change may have happened.
     DeviceError(Error),
-}
-
-/// State of a volume with reservations.
-pub(crate) struct ReservationState {
-    pub(crate) gate: Rc<ReservationGate>,
-    account: Account,
-    /// One change at a time.
-    change_lock: tokio::sync::Mutex<()>,
-    _task: AbortOnDropHandle<()>,
-}
-
-impl fmt::Debug for ReservationState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.gate.fmt(f)
-    }
-}
-
-impl Drop for ReservationState {
-    fn drop(&mut self) {
-        // The source may hold a reference to the owner of the gate.
-        self.gate.clear_context_source();
-    }
 }
 
 /// Both copies, as read.

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::command::Command;
 use crate::reservation_gate::{DataAccess, InFlightGuard, ReservationGate, VolumeClient};
-use crate::reservations::ReservationState;
+use crate::reservation_state::ReservationState;
 use crate::stats::{CommandSample, Counters, VolumeStats};
 
 /// Longest read or write that starts inline when accepted, in bytes. Longer ones need a task: the

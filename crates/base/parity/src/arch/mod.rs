@@ -1,7 +1,5 @@
-//! Vectors, one file per architecture. Only these files have `unsafe`: a value of their types
+//! Vectors of processors, one file per architecture. Only these files have `unsafe`: a value of their types
 //! exists only where the processor has the instructions, which makes each use safe.
-
-mod portable;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -13,7 +11,7 @@ mod neon;
 mod ssse3;
 
 use crate::Engine;
-pub(crate) use portable::{Bytes, Portable};
+use crate::lanes::Portable;
 
 /// The engines this processor supports, the best first.
 pub(crate) fn engines() -> impl Iterator<Item = &'static dyn Engine> {

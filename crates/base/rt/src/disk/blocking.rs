@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::file::{ALLOCATE_MODE, FileDisk, PUNCH_MODE, ZERO_MODE};
-use super::{DiskError, DiskErrorKind, Signature, SparseRun};
 use crate::buf::{Bufs, BufsMut};
+use crate::disk_file::{
+    ALLOCATE_MODE, DiskError, DiskErrorKind, FileDisk, PUNCH_MODE, Signature, SparseRun, ZERO_MODE,
+};
 
 #[derive(Debug)]
 pub(crate) struct BlockingDisk(Arc<FileDisk>);

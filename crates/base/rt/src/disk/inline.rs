@@ -4,9 +4,10 @@
 //! cheapest: these file systems do not support non-blocking submission, so io_uring would hand
 //! every operation to a worker thread.
 
-use super::file::{ALLOCATE_MODE, FileDisk, PUNCH_MODE, ZERO_MODE};
-use super::{DiskError, Signature, SparseRun};
 use crate::buf::{Bufs, BufsMut};
+use crate::disk_file::{
+    ALLOCATE_MODE, DiskError, FileDisk, PUNCH_MODE, Signature, SparseRun, ZERO_MODE,
+};
 
 /// Longest range handled before yielding to other tasks, in bytes: some milliseconds of work.
 const STEP_BYTES: u64 = 16 << 20;

@@ -4,14 +4,8 @@
 //! checked, and after a failed sync every write is refused, because the disk's contents are unknown
 //! and a later sync would report success although data is lost.
 
-mod blkid;
 mod blocking;
-mod error;
-mod file;
 mod inline;
-mod open;
-mod options;
-mod properties;
 mod uring;
 
 use std::cell::Cell;
@@ -20,78 +14,16 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::buf::{Bufs, BufsMut};
-
-pub use blkid::Signature;
-pub use error::{DiskError, DiskErrorKind};
-pub use options::{OpenError, OpenOptions, OpenReason};
+pub use crate::disk_file::{
+    DiskError, DiskErrorKind, DiskInfo, DiskKind, Engine, OpenError, OpenOptions, OpenReason,
+    Signature, SparseRun,
+};
+#[cfg(feature = "sim")]
+use crate::sim::disk::SimDisk;
 
 pub(crate) use blocking::BlockingDisk;
-pub(crate) use file::{FileDisk, Vectors, read_vectors, write_vectors, zero_transfer_error};
 pub(crate) use inline::InlineDisk;
-pub(crate) use open::{open, remove_file, rename, sync_dir};
 pub(crate) use uring::UringDisk;
-
-/// The kind of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiskKind {
-    /// A regular file.
-    File,
-    /// A block device.
-    BlockDevice,
-}
-
-/// The current properties of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskInfo {
-    /// Size in bytes. A file's may end within a logical block; that part cannot be accessed.
-    pub size: u64,
-    /// Addresses and lengths are multiples of this many bytes: 512 or 4096.
-    pub logical_block: u32,
-    /// Size in bytes of an atomic unit of the medium; a multiple of `logical_block`.
-    pub physical_block: u32,
-    /// Buffers start on multiples of this many bytes.
-    pub memory_align: u32,
-    /// File or block device.
-    pub kind: DiskKind,
-    /// Whether [`Disk::punch`] works. Determined by the first attempt.
-    pub can_punch: bool,
-    /// Whether [`Disk::zero`] works. Determined by the first attempt.
-    pub can_zero: bool,
-    /// Whether completed writes may be lost at power loss until [`Disk::sync`].
-    pub has_volatile_cache: bool,
-    /// Whether the medium rotates; `None` if the system does not report it.
-    pub is_rotational: Option<bool>,
-    /// Whether writes are refused.
-    pub read_only: bool,
-    /// Whether another machine may access it at the same time: a block device, or a file of a file
-    /// system that machines may share and that is read without this machine's page cache.
-    pub is_shareable: bool,
-    /// Number of the medium's attachment since boot: if two opens have different numbers, it may
-    /// have lost power between them. 0 if the system does not report it.
-    pub attachment_number: u64,
-}
-
-/// How a range of a disk begins: with a hole or with data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SparseRun {
-    /// Length of the run in bytes, at least one.
-    pub bytes: u64,
-    /// Whether it is a hole, which reads as zeroes.
-    pub is_hole: bool,
-}
-
-/// The engine that serves a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// An io_uring of the core.
-    Uring,
-    /// Plain calls on the core: memory file systems, which never wait for a device.
-    Inline,
-    /// A small pool of blocking threads.
-    Threads,
-    /// The simulator.
-    Sim,
-}
 
 /// The implementations of a [`Disk`]. Each has the same eleven inherent methods; they are called
 /// with checked arguments and need not know about earlier failures.
@@ -101,7 +33,7 @@ pub(crate) enum Backend {
     Threads(BlockingDisk),
     Uring(UringDisk),
     #[cfg(feature = "sim")]
-    Sim(crate::sim::disk::SimDisk),
+    Sim(SimDisk),
 }
 
 /// Calls the same method of any backend.
@@ -141,6 +73,12 @@ impl Disk {
             path: path.to_owned(),
             serial: serial.into(),
         }))
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn sim(path: &Path, disk: SimDisk) -> Self {
+        let (info, serial) = (disk.info(), disk.serial());
+        Self::new(path, Backend::Sim(disk), info, serial)
     }
 
     /// The disk's current properties.

@@ -3,9 +3,11 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::file::{ALLOCATE_MODE, FileDisk, PUNCH_MODE, ZERO_MODE};
-use super::{DiskError, Signature, SparseRun, blocking};
+use super::blocking;
 use crate::buf::{Bufs, BufsMut};
+use crate::disk_file::{
+    ALLOCATE_MODE, DiskError, FileDisk, PUNCH_MODE, Signature, SparseRun, ZERO_MODE,
+};
 use crate::ring::{Request, RequestOp, Ring};
 
 /// How often the kernel may return "try again" for one request before it fails.
@@ -118,7 +120,7 @@ fn is_transient(errno: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::DiskErrorKind;
+    use crate::disk_file::DiskErrorKind;
 
     #[test]
     fn a_request_continues_retries_and_gives_up() {

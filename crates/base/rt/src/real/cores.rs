@@ -12,11 +12,12 @@ use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::oneshot;
 
 use super::RealCore;
-use super::driver::{DriverWaker, create_driver, on_thread_unpark};
+use super::driver::{create_driver, on_thread_unpark};
 use crate::Core;
 use crate::buf::BufferPool;
+use crate::driver_waker::DriverWaker;
 use crate::mailbox::{CoreHandle, Inbox, mailbox};
-use crate::ring::Ring;
+use crate::ring::{Ring, SubmissionMode};
 use crate::sys::CpuSet;
 
 /// The engine for disks.
@@ -29,16 +30,6 @@ pub enum DiskEngine {
     IoUring,
     /// Threads.
     Threads,
-}
-
-/// When disk requests are submitted to the kernel, with io_uring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SubmissionMode {
-    /// All requests of one scheduler turn in one system call: cheapest.
-    #[default]
-    Batched,
-    /// Each one immediately: an idle disk starts sooner.
-    Immediate,
 }
 
 /// Configuration of cores.

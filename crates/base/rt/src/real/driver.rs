@@ -11,59 +11,20 @@
 //! sleeping, and the core finds new work immediately. Without activity the driver waits, and the
 //! core sleeps.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::io::unix::AsyncFd;
 
 use super::adaptive_polling::AdaptivePolling;
+use crate::driver_waker::DriverWaker;
 use crate::ring::Ring;
-
-/// State shared between a core and its driver.
-#[derive(Debug, Default)]
-pub(crate) struct DriverWaker {
-    driver: RefCell<Option<Waker>>,
-    /// Whether the driver will run before the core can sleep.
-    is_scheduled: Cell<bool>,
-    had_activity: Cell<bool>,
-    /// Whether activity is to wake the driver.
-    wakes_on_activity: Cell<bool>,
-}
-
-impl DriverWaker {
-    /// Schedules the driver behind the tasks that are ready.
-    pub(crate) fn schedule(&self) {
-        if !self.is_scheduled.replace(true)
-            && let Some(driver) = &*self.driver.borrow()
-        {
-            driver.wake_by_ref();
-        }
-    }
-
-    /// Records activity: the core stays awake a little longer.
-    pub(crate) fn note_activity(&self) {
-        self.had_activity.set(true);
-        if self.wakes_on_activity.get() {
-            self.schedule();
-        }
-    }
-
-    /// Begins a poll of the driver.
-    fn begin_poll(&self, cx: &Context<'_>) {
-        self.is_scheduled.set(false);
-        let mut driver = self.driver.borrow_mut();
-        match &mut *driver {
-            Some(waker) => waker.clone_from(cx.waker()),
-            None => *driver = Some(cx.waker().clone()),
-        }
-    }
-}
 
 struct Driver {
     driver_waker: Rc<DriverWaker>,

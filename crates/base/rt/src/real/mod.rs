@@ -13,17 +13,15 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::disk::{
-    self, Backend, BlockingDisk, DiskInfo, Engine, FileDisk, InlineDisk, OpenError, OpenOptions,
-    OpenReason, UringDisk,
-};
+use crate::disk::{Backend, BlockingDisk, InlineDisk, UringDisk};
+use crate::disk_file::{self, DiskInfo, Engine, FileDisk, OpenError, OpenOptions, OpenReason};
+use crate::driver_waker::DriverWaker;
 use crate::event::EventReceiver;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::ring::Ring;
 use crate::sys;
 
-pub use cores::{Cores, CoresConfig, DiskEngine, SubmissionMode};
-pub(crate) use driver::DriverWaker;
+pub use cores::{Cores, CoresConfig, DiskEngine};
 use random::SystemRandom;
 
 /// Longest single timer of a wait in boot time. tokio's timers stop while the machine is suspended,
@@ -57,7 +55,7 @@ impl RealCore {
         how: OpenOptions,
     ) -> Result<(Backend, DiskInfo, String), OpenError> {
         let owned = path.to_owned();
-        let opened = tokio::task::spawn_blocking(move || disk::open(&owned, how))
+        let opened = tokio::task::spawn_blocking(move || disk_file::open(&owned, how))
             .await
             .unwrap_or_else(|_| Err(OpenError::new(path, OpenReason::Io(libc::ECANCELED))))?;
         let file = FileDisk::new(opened.file);
@@ -73,17 +71,17 @@ impl RealCore {
 
     pub(crate) async fn remove_file(&self, path: &Path) -> io::Result<()> {
         let path = path.to_owned();
-        run_blocking(move || disk::remove_file(&path)).await
+        run_blocking(move || disk_file::remove_file(&path)).await
     }
 
     pub(crate) async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (from, to) = (from.to_owned(), to.to_owned());
-        run_blocking(move || disk::rename(&from, &to)).await
+        run_blocking(move || disk_file::rename(&from, &to)).await
     }
 
     pub(crate) async fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let dir = dir.to_owned();
-        run_blocking(move || disk::sync_dir(&dir)).await
+        run_blocking(move || disk_file::sync_dir(&dir)).await
     }
 
     pub(crate) async fn listen(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {

@@ -25,13 +25,23 @@ use io_uring::squeue;
 use tokio::io::unix::AsyncFd;
 
 use crate::buf::BufferPool;
-use crate::real::{DriverWaker, SubmissionMode};
+use crate::driver_waker::DriverWaker;
 
 use registered_buffers::RegisteredBuffers;
 use request::PreparedRequest;
 pub(crate) use request::{Request, RequestOp};
 use request_queue::{QueueOwner, RequestFuture, RequestQueue};
 pub(crate) use setup::{build, register_readiness};
+
+/// When disk requests are submitted to the kernel, with io_uring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SubmissionMode {
+    /// All requests of one scheduler turn in one system call: cheapest.
+    #[default]
+    Batched,
+    /// Each one immediately: an idle disk starts sooner.
+    Immediate,
+}
 
 /// One core's ring. Belongs to the thread that created it.
 pub(crate) struct Ring {

@@ -9,7 +9,9 @@ use io_uring::{opcode, squeue, types};
 use super::registered_buffers::RegisteredBuffers;
 use super::request_queue::RequestQueue;
 use crate::buf::{Bufs, BufsMut};
-use crate::disk::{DiskError, FileDisk, Vectors, read_vectors, write_vectors, zero_transfer_error};
+use crate::disk_file::{
+    DiskError, FileDisk, Vectors, read_vectors, write_vectors, zero_transfer_error,
+};
 use crate::sys::Direction;
 
 /// A request to one file.

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use super::disk::SimDisk;
 use super::faults::DiskSetup;
-use super::host::{HostRun, HostState};
-use super::net::SimStream;
-use super::world::WorldInner;
-use crate::disk::{Backend, DiskInfo, Engine, OpenError, OpenOptions, OpenReason};
-use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
+use super::host_run::HostRun;
+use super::host_state::HostState;
+use super::net::{DetachedSimStream, SimListener, SimStream};
+use super::world_state::WorldInner;
+use crate::disk_file::{Engine, OpenError, OpenOptions, OpenReason};
+use crate::listen_options::ListenOptions;
 
 /// Wall-clock time at which worlds begin: 2026-01-01 00:00:00 UTC, since the Unix epoch.
 pub const WORLD_START: Duration = Duration::from_secs(1_767_225_600);
@@ -48,7 +49,7 @@ impl SimCore {
         &self,
         path: &Path,
         how: OpenOptions,
-    ) -> Result<(Backend, DiskInfo, String), OpenError> {
+    ) -> Result<SimDisk, OpenError> {
         self.delay().await;
         let mut opened = self.open(path, how);
         for _ in 0..BUSY_RETRIES {
@@ -59,9 +60,7 @@ impl SimCore {
         }
         let code = u64::from(opened.is_err());
         self.shared.event("open", &self.host.name, &[code]);
-        let disk = opened.map_err(|reason| OpenError::new(path, reason))?;
-        let (info, serial) = (disk.info(), disk.serial());
-        Ok((Backend::Sim(disk), info, serial))
+        opened.map_err(|reason| OpenError::new(path, reason))
     }
 
     fn open(&self, path: &Path, how: OpenOptions) -> Result<SimDisk, OpenReason> {
@@ -110,17 +109,16 @@ impl SimCore {
         Ok(())
     }
 
-    #[expect(clippy::unused_async, reason = "the same methods as the real system")]
-    pub(crate) async fn listen(&self, at: SocketAddr, how: ListenOptions) -> io::Result<Listener> {
-        self.shared.net.listen(&self.host, &self.run, at, how).map(Listener::sim)
+    pub(crate) fn listen(&self, at: SocketAddr, how: ListenOptions) -> io::Result<SimListener> {
+        self.shared.net.listen(self.host.index, &self.run, at, how)
     }
 
-    pub(crate) async fn dial(&self, to: SocketAddr) -> io::Result<Stream> {
-        self.shared.net.dial(&self.host, &self.run, to).await.map(Stream::sim)
+    pub(crate) async fn dial(&self, to: SocketAddr) -> io::Result<SimStream> {
+        self.shared.net.dial(self.host.index, &self.run, to).await
     }
 
-    pub(crate) fn attach(&self, stream: DetachedStream) -> io::Result<Stream> {
-        SimStream::attach(&self.shared.net, &self.run, stream.into_sim()?).map(Stream::sim)
+    pub(crate) fn attach(&self, stream: DetachedSimStream) -> io::Result<SimStream> {
+        SimStream::attach(&self.shared.net, &self.run, stream)
     }
 
     pub(crate) fn random_u64(&self) -> u64 {

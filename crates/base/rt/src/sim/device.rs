@@ -13,7 +13,7 @@ use super::range_set::RangeSet;
 use super::rng::Rng;
 use super::trace::content_hash;
 use crate::buf::{Bufs, BufsMut};
-use crate::disk::{DiskError, DiskErrorKind, DiskKind, SparseRun};
+use crate::disk_file::{DiskError, DiskErrorKind, DiskKind, SparseRun};
 
 /// Unit of space allocation for files, in bytes.
 const SPACE_UNIT: u64 = 4096;

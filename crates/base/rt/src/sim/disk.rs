@@ -11,11 +11,11 @@ use tokio::sync::oneshot;
 use super::device::{Device, DeviceOp, OpResult, ScriptedFault, TraceRecord};
 use super::event_queue::EventQueue;
 use super::faults::{BadRange, DiskFaults};
-use super::host::HostRun;
+use super::host_run::HostRun;
 use super::medium::Contents;
 use super::trace::Trace;
 use crate::buf::{Bufs, BufsMut};
-use crate::disk::{DiskError, DiskErrorKind, DiskInfo, DiskKind, Signature, SparseRun};
+use crate::disk_file::{DiskError, DiskErrorKind, DiskInfo, DiskKind, Signature, SparseRun};
 
 /// Required alignment of buffers: as strict as any real disk.
 const MEMORY_ALIGN: u32 = 512;

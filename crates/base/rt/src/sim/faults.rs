@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::medium::TornDamage;
-use crate::disk::{DiskErrorKind, DiskKind};
+use crate::disk_file::{DiskErrorKind, DiskKind};
 
 /// Properties of a disk.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,158 +1,31 @@
 //! Simulated hosts: software that runs, crashes and restarts, and disks that persist.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
 use super::core::SimCore;
-use super::device::{Device, FileSystemSpace};
-use super::disk::{DiskControl, DiskSlot};
+use super::disk::DiskControl;
 use super::faults::DiskSetup;
-use super::host_faults::HostFaultState;
-use super::machine::Machine;
+use super::host_run::HostRun;
+use super::host_state::{HostSetup, HostState, HostTasks, Running, Software};
 use super::net::HostExit;
-use super::pause::ProcessPause;
-use super::rng::Rng;
-use super::world::WorldInner;
+use super::world_state::WorldInner;
 use crate::Core;
 use crate::buf::BufferPool;
 use crate::mailbox::mailbox;
 
 /// Length of a simulated core's mailbox.
 const MAILBOX_LEN: usize = 256;
-
-/// One run of a host, from start to crash.
-#[derive(Debug)]
-pub(crate) struct HostRun {
-    alive: Cell<bool>,
-}
-
-impl HostRun {
-    /// Whether the host still runs this run's software.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.alive.get()
-    }
-}
-
-/// Configuration of a host.
-#[derive(Clone, Debug)]
-pub struct HostSetup {
-    /// Cores of the node.
-    pub cores: usize,
-    /// Buffer pool of each core, in bytes.
-    pub memory_bytes: usize,
-    /// Space shared by files, in bytes; `None`: unlimited.
-    pub space_bytes: Option<u64>,
-    /// Properties of files that the software creates; the creator chooses their size.
-    pub new_file_setup: DiskSetup,
-    /// How far the wall clock is ahead of true time.
-    pub clock_ahead: Duration,
-    /// How much faster than true time the clock of [`Core::now`] runs, in parts per million: from
-    /// -1,000,000 (it stands still) to 1,000,000.
-    pub clock_drift_ppm: i32,
-}
-
-impl Default for HostSetup {
-    fn default() -> Self {
-        Self {
-            cores: 1,
-            memory_bytes: 8 << 20,
-            space_bytes: None,
-            new_file_setup: DiskSetup::file(0),
-            clock_ahead: Duration::ZERO,
-            clock_drift_ppm: 0,
-        }
-    }
-}
-
-type Software = dyn Fn(Core) -> Pin<Box<dyn Future<Output = Result<(), String>>>>;
-
-pub(crate) struct HostState {
-    pub(crate) name: Rc<str>,
-    pub(crate) index: usize,
-    pub(crate) address: IpAddr,
-    pub(crate) setup: RefCell<HostSetup>,
-    pub(crate) files: RefCell<BTreeMap<PathBuf, Rc<DiskSlot>>>,
-    pub(crate) file_space: Rc<FileSystemSpace>,
-    pub(crate) rng: Rng,
-    pub(crate) machine: Machine,
-    pub(crate) fault_state: HostFaultState,
-    software: RefCell<Option<Rc<Software>>>,
-    running: RefCell<Option<Running>>,
-}
-
-struct Running {
-    run: Rc<HostRun>,
-    cores: Vec<Core>,
-    tasks: Rc<HostTasks>,
-}
-
-/// The tasks of one run of a host.
-struct HostTasks {
-    set: RefCell<Option<LocalSet>>,
-    /// The host crashed while one of its own tasks was running.
-    must_drop: Cell<bool>,
-    pause: Rc<ProcessPause>,
-}
-
-impl HostState {
-    /// Prevents a restart.
-    pub(crate) fn forget_software(&self) {
-        drop(self.software.take());
-    }
-
-    pub(crate) fn new(shared: &WorldInner, index: usize, name: &str, setup: HostSetup) -> Self {
-        let space = Rc::new(FileSystemSpace::default());
-        space.capacity.set(setup.space_bytes);
-        let now = shared.agenda.now();
-        Self {
-            name: name.into(),
-            index,
-            address: super::net::address(index),
-            machine: Machine::new(shared.seed, name, now, setup.clock_drift_ppm),
-            fault_state: HostFaultState::new(shared.seed, name),
-            setup: RefCell::new(setup),
-            files: RefCell::default(),
-            file_space: space,
-            rng: Rng::new(shared.seed, &format!("host {name}")),
-            software: RefCell::default(),
-            running: RefCell::default(),
-        }
-    }
-
-    pub(crate) fn new_slot(
-        &self,
-        shared: &WorldInner,
-        path: &Path,
-        setup: DiskSetup,
-    ) -> Rc<DiskSlot> {
-        let name = format!("{}:{}", self.name, path.display());
-        let rng = Rng::new(shared.seed, &name);
-        let device = Device::new(setup, Rc::clone(&self.file_space), rng);
-        let trace = Rc::clone(&shared.trace);
-        Rc::new(DiskSlot::new(name.into(), device, shared.agenda.clone(), trace))
-    }
-
-    pub(crate) fn is_running(&self) -> bool {
-        self.running.borrow().is_some()
-    }
-
-    /// The pause state of the process; `None`: there is no process.
-    pub(crate) fn pause(&self) -> Option<Rc<ProcessPause>> {
-        self.running.borrow().as_ref().map(|r| Rc::clone(&r.tasks.pause))
-    }
-}
 
 /// A simulated host. Cheap to clone.
 #[derive(Clone)]
@@ -298,7 +171,7 @@ impl Host {
         self.shared.event("start", &self.state.name, &[]);
         let drift_ppm = self.state.setup.borrow().clock_drift_ppm;
         self.state.machine.power_on(self.shared.agenda.now(), drift_ppm);
-        let boot = Rc::new(HostRun { alive: Cell::new(true) });
+        let boot = Rc::new(HostRun::new());
         let set = LocalSet::new();
         let cores = self.cores(&boot, &set);
         let tasks = Rc::new(HostTasks {
@@ -389,7 +262,7 @@ impl Host {
         self.shared.event(how, &self.state.name, &[]);
         let running = self.state.running.borrow_mut().take();
         if let Some(running) = &running {
-            running.run.alive.set(false);
+            running.run.end();
         }
         self.shared.net.host_down(self.state.index, exit);
         let Some(Running { tasks, .. }) = running else { return };

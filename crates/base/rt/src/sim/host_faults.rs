@@ -1,44 +1,10 @@
 //! Random faults of a host: [`HostFaults`].
 
-use std::cell::Cell;
 use std::time::Duration;
 
 use super::faults::HostFaults;
 use super::host::Host;
 use super::rng::Rng;
-
-/// The faults of a host, and the random stream for them.
-#[derive(Debug)]
-pub(crate) struct HostFaultState {
-    faults: Cell<HostFaults>,
-    /// How often the faults were changed: scheduled events of older ones are void.
-    generation: Cell<u64>,
-    drift_rng: Rng,
-    pause_rng: Rng,
-}
-
-impl HostFaultState {
-    pub(crate) fn new(seed: u64, host: &str) -> Self {
-        Self {
-            faults: Cell::default(),
-            generation: Cell::new(0),
-            drift_rng: Rng::new(seed, &format!("drifts of {host}")),
-            pause_rng: Rng::new(seed, &format!("pauses of {host}")),
-        }
-    }
-
-    /// A random rate within the limits: half of the time exactly a limit, where margins break.
-    fn draw_drift(&self) -> i32 {
-        let most = self.faults.get().max_drift_ppm;
-        let size = if self.drift_rng.chance(0.5) {
-            most.into()
-        } else {
-            self.drift_rng.below(most.into())
-        };
-        let size = i32::try_from(size).expect("a clock's drift is at most a million");
-        if self.drift_rng.chance(0.5) { size } else { -size }
-    }
-}
 
 impl Host {
     /// Changes the random faults of the host, from now on and across crashes. The current clock
@@ -106,6 +72,7 @@ fn draw_duration(rng: &Rng, longest: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::rc::Rc;
 
     use super::*;

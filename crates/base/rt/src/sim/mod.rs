@@ -33,16 +33,21 @@ pub(crate) mod disk;
 pub(crate) mod event_queue;
 mod faults;
 mod host;
+mod host_fault_state;
 mod host_faults;
+mod host_run;
+mod host_state;
 mod machine;
 mod medium;
 pub(crate) mod net;
 mod panics;
 mod pause;
+mod process_pause;
 mod range_set;
 mod rng;
 mod trace;
 mod world;
+mod world_state;
 
 pub(crate) use self::core::SimCore;
 pub use self::core::WORLD_START;
@@ -51,7 +56,8 @@ pub use disk::{DiskControl, DiskImage};
 pub use faults::{
     BadDuration, BadRange, DiskFaults, DiskSetup, FailingOps, HostFaults, Latency, UnsyncedFate,
 };
-pub use host::{Host, HostSetup, HostTask};
+pub use host::{Host, HostTask};
+pub use host_state::HostSetup;
 pub use medium::TornDamage;
 pub use net::LinkSetup;
 pub use rng::Rng;

@@ -1,45 +1,10 @@
 //! Paused processes: as by `SIGSTOP`, a debugger, or a machine out of memory.
 
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use super::host::Host;
-
-/// Whether the process of one run of a host is paused.
-#[derive(Debug, Default)]
-pub(crate) struct ProcessPause {
-    /// Virtual time at which it continues; `None`: it is running.
-    until: Cell<Option<Duration>>,
-    /// The poller of its tasks, which found it paused.
-    blocked_poller: RefCell<Option<Waker>>,
-}
-
-impl ProcessPause {
-    /// Whether the tasks must not run now; the caller is woken when they may again.
-    pub(crate) fn is_blocking(&self, cx: &Context<'_>) -> bool {
-        let stopped = self.is_active();
-        if stopped {
-            *self.blocked_poller.borrow_mut() = Some(cx.waker().clone());
-        }
-        stopped
-    }
-
-    fn is_active(&self) -> bool {
-        self.until.get().is_some()
-    }
-
-    /// The process is gone.
-    pub(crate) fn clear(&self) {
-        self.until.set(None);
-    }
-
-    fn end(&self) {
-        self.until.set(None);
-        self.blocked_poller.take().into_iter().for_each(Waker::wake);
-    }
-}
+use super::process_pause::ProcessPause;
 
 impl Host {
     /// Pauses the host's process for `how_long` of virtual time, as `SIGSTOP` does: none of its
@@ -58,13 +23,12 @@ impl Host {
         let Some(pause) = self.state.pause() else { return };
         let now = self.shared.agenda.now();
         let until = now.saturating_add(how_long);
-        pause.until.set(pause.until.get().max(Some(until)));
+        pause.extend_until(until);
         let microseconds = u64::try_from(how_long.as_micros()).unwrap_or(u64::MAX);
         self.shared.event("pause", &self.state.name, &[microseconds]);
         let host = self.clone();
         self.shared.agenda.schedule(how_long, move || {
-            let now = host.shared.agenda.now();
-            if pause.until.get().is_some_and(|until| until <= now) {
+            if pause.is_over(host.shared.agenda.now()) {
                 host.resume_process(&pause);
             }
         });
@@ -93,6 +57,7 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::net::SocketAddr;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

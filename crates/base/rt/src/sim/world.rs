@@ -8,15 +8,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
-use super::event_queue::EventQueue;
-use super::host::{Host, HostSetup, HostState};
-use super::net::{LinkSetup, Network};
+use super::host::Host;
+use super::host_state::{HostSetup, HostState};
+use super::net::LinkSetup;
 use super::panics::PanicCollector;
 use super::rng::Rng;
-use super::trace::{Trace, TraceDigest};
+use super::trace::TraceDigest;
+use super::world_state::WorldInner;
 
 /// Parameters of a world.
 #[derive(Clone, Copy, Debug)]
@@ -74,42 +74,19 @@ impl fmt::Display for ScenarioFailure {
 
 impl std::error::Error for ScenarioFailure {}
 
-/// State shared by everything in a world.
-pub(crate) struct WorldInner {
-    pub(crate) seed: u64,
-    pub(crate) agenda: EventQueue,
-    pub(crate) trace: Rc<Trace>,
-    pub(crate) net: Network,
-    hosts: RefCell<Vec<Rc<HostState>>>,
-    rng: Rng,
-    crash_guard: fn() -> Box<dyn Any>,
-    failure_message: RefCell<Option<String>>,
-    failure_signal: Notify,
-}
-
-impl WorldInner {
-    pub(crate) fn event(&self, what: &'static str, place: &Rc<str>, numbers: &[u64]) {
-        self.trace.event(self.agenda.now(), what, place, numbers);
-    }
-
-    pub(crate) fn crash_guard(&self) -> Box<dyn Any> {
-        (self.crash_guard)()
-    }
-
-    /// Ends the scenario; the first reason counts.
-    pub(crate) fn fail(&self, why: String) {
-        self.failure_message.borrow_mut().get_or_insert(why);
-        self.failure_signal.notify_one();
-    }
-}
-
 /// A scenario's handle to its world. Cheap to clone.
 #[derive(Clone)]
-pub struct World(Rc<WorldInner>);
+pub struct World {
+    shared: Rc<WorldInner>,
+    hosts: Hosts,
+}
+
+/// The hosts of a world.
+type Hosts = Rc<RefCell<Vec<Rc<HostState>>>>;
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World").field("seed", &self.0.seed).finish_non_exhaustive()
+        f.debug_struct("World").field("seed", &self.shared.seed).finish_non_exhaustive()
     }
 }
 
@@ -117,48 +94,48 @@ impl World {
     /// The seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
-        self.0.seed
+        self.shared.seed
     }
 
     /// The scenario's own random stream.
     #[must_use]
     pub fn rng(&self) -> &Rng {
-        &self.0.rng
+        &self.shared.rng
     }
 
     /// Virtual time since the world began.
     #[must_use]
     pub fn now(&self) -> Duration {
-        self.0.agenda.now()
+        self.shared.agenda.now()
     }
 
     /// Records an event of the scenario.
     pub fn note(&self, text: impl Into<String>) {
-        self.0.trace.note(self.now(), text.into());
+        self.shared.trace.note(self.now(), text.into());
     }
 
     /// Records an event of the scenario with numbers only.
     pub fn event(&self, what: &'static str, place: &Rc<str>, numbers: &[u64]) {
-        self.0.event(what, place, numbers);
+        self.shared.event(what, place, numbers);
     }
 
     /// Fails the scenario, from anywhere.
     pub fn fail(&self, why: impl Into<String>) {
-        self.0.fail(why.into());
+        self.shared.fail(why.into());
     }
 
     /// A new host, not yet started.
     pub fn add_host(&self, name: &str, setup: HostSetup) -> Host {
-        let mut hosts = self.0.hosts.borrow_mut();
-        let state = Rc::new(HostState::new(&self.0, hosts.len(), name, setup));
+        let mut hosts = self.hosts.borrow_mut();
+        let state = Rc::new(HostState::new(&self.shared, hosts.len(), name, setup));
         hosts.push(Rc::clone(&state));
-        self.0.net.add_host(&state.name);
-        Host::new(Rc::clone(&self.0), state)
+        self.shared.net.add_host(&state.name);
+        Host::new(Rc::clone(&self.shared), state)
     }
 
     /// Changes the link from `from` to `to`, in this direction only.
     pub fn set_link(&self, from: &Host, to: &Host, change: impl FnOnce(&mut LinkSetup)) {
-        self.0.net.set_link(from.index(), to.index(), change);
+        self.shared.net.set_link(from.index(), to.index(), change);
     }
 
     /// Cuts both directions between two hosts.
@@ -189,9 +166,11 @@ where
         .start_paused(true)
         .build()
         .expect("a runtime without I/O takes nothing from the system");
-    let shared = runtime.block_on(async { new_world(setup) });
+    let shared = runtime
+        .block_on(async { Rc::new(WorldInner::new(setup.seed, setup.verbose, setup.crash_guard)) });
     let tasks = LocalSet::new();
-    let world = World(Rc::clone(&shared));
+    let hosts = Hosts::default();
+    let world = World { shared: Rc::clone(&shared), hosts: Rc::clone(&hosts) };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         tasks.block_on(&runtime, run_scenario(&shared, setup.time_limit, scenario(world)))
     }));
@@ -205,24 +184,8 @@ where
     let digest = shared.trace.digest();
     let result =
         result.map_err(|what| ScenarioFailure { message: what, last_events: shared.trace.tail() });
-    tear_down(&shared, tasks, &runtime);
+    tear_down(&shared, &hosts, tasks, &runtime);
     ScenarioOutcome { digest, duration: took, result }
-}
-
-fn new_world(setup: WorldSetup) -> Rc<WorldInner> {
-    let agenda = EventQueue::new(setup.seed);
-    let trace = Rc::new(Trace::new(setup.verbose));
-    Rc::new(WorldInner {
-        seed: setup.seed,
-        net: Network::new(setup.seed, agenda.clone(), Rc::clone(&trace)),
-        agenda,
-        trace,
-        hosts: RefCell::default(),
-        rng: Rng::new(setup.seed, "scenario"),
-        crash_guard: setup.crash_guard,
-        failure_message: RefCell::default(),
-        failure_signal: Notify::new(),
-    })
 }
 
 async fn run_scenario(
@@ -250,10 +213,15 @@ async fn run_scenario(
 }
 
 /// Drops everything: host by host, as in a crash of all of them at once.
-fn tear_down(shared: &Rc<WorldInner>, tasks: LocalSet, runtime: &tokio::runtime::Runtime) {
+fn tear_down(
+    shared: &Rc<WorldInner>,
+    hosts: &Hosts,
+    tasks: LocalSet,
+    runtime: &tokio::runtime::Runtime,
+) {
     let _guard = shared.crash_guard();
     let _entered = runtime.enter();
-    let hosts = std::mem::take(&mut *shared.hosts.borrow_mut());
+    let hosts = hosts.take();
     for state in &hosts {
         Host::new(Rc::clone(shared), Rc::clone(state)).power_cut();
     }

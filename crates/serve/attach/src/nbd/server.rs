@@ -15,13 +15,12 @@ use ::nbd::{Address, Export, SizeConstraints};
 use rt::Core;
 use rt::net::{Listener, Stream};
 use target::connection::{ConnectionDriver, Inbox, Staging};
-use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use volume::Volume;
 
 use super::options::Options;
-use super::session::{Event, Session};
+use super::session::{Event, Session, SharedExport};
 use crate::OutageSignal;
 
 /// Delay after a failed accept.
@@ -60,17 +59,13 @@ impl fmt::Debug for Server {
 }
 
 /// What the connections of a server share.
-pub(super) struct NbdShared {
-    pub(super) core: Core,
-    pub(super) volume: Rc<Volume>,
+struct NbdShared {
+    core: Core,
+    export: SharedExport,
     at: Address,
     options: Options,
-    /// Set when the volume is unreachable.
-    pub(super) outage: OutageSignal,
     staging: Staging,
     connections: RefCell<BTreeMap<u64, ConnectionEntry>>,
-    /// Held by a command that reads in several parts.
-    pub(super) multipart_read_lock: Rc<Mutex<()>>,
 }
 
 /// The server's record of a connection.
@@ -103,13 +98,15 @@ impl Server {
         let listener = listener.map_err(|why| ServeError::Listen { at: at.clone(), why })?;
         let shared = NbdShared {
             core: core.clone(),
-            volume: Rc::clone(volume),
+            export: SharedExport {
+                volume: Rc::clone(volume),
+                outage: OutageSignal::never(),
+                multipart_read_lock: Rc::default(),
+            },
             at: at.clone(),
             options,
-            outage: OutageSignal::never(),
             staging: Staging::default(),
             connections: RefCell::default(),
-            multipart_read_lock: Rc::default(),
         };
         Ok(Self { listener, shared })
     }
@@ -117,7 +114,7 @@ impl Server {
     /// The same for a volume that may become unreachable.
     #[must_use]
     pub fn with_outage_signal(mut self, absence: &OutageSignal) -> Self {
-        self.shared.outage = absence.clone();
+        self.shared.export.outage = absence.clone();
         self
     }
 
@@ -139,7 +136,7 @@ impl Server {
             let accepted = tokio::select! {
                 biased;
                 () = &mut stop => break,
-                () = shared.outage.wait() => break,
+                () = shared.export.outage.wait() => break,
                 Some(ended) = sessions.join_next(), if !sessions.is_empty() => {
                     report(ended);
                     continue;
@@ -188,7 +185,7 @@ impl NbdShared {
             max_in_flight: self.options.max_in_flight,
             handshake_timeout: self.options.handshake_timeout,
             receive_timeout: self.options.receive_timeout,
-            ..Config::new(Arc::new([self.export()]))
+            ..Config::new(Arc::new([self.describe_export()]))
         };
         let line = match stream.hangup_monitor() {
             Ok(line) => line,
@@ -198,7 +195,9 @@ impl NbdShared {
                 return;
             }
         };
-        let session = Session::new(self, Connection::new(config), (inbox.clone(), line), chosen);
+        let (export, account) = (self.export.clone(), self.core.buffer_pool().account());
+        let machine = Connection::new(config);
+        let session = Session::new(export, account, machine, (inbox.clone(), line), chosen);
         let mut conn = ConnectionDriver::new(
             stream,
             session,
@@ -217,9 +216,9 @@ impl NbdShared {
         });
     }
 
-    /// The current export.
-    fn export(&self) -> Export {
-        let (info, options) = (self.volume.info(), &self.options);
+    /// The export as it is now.
+    fn describe_export(&self) -> Export {
+        let (info, options) = (self.export.volume.info(), &self.options);
         let minimum = info.block_size;
         let preferred = info.physical_block_size.next_power_of_two().max(minimum);
         let share = u32::try_from(self.core.buffer_pool().usage().total / 8).unwrap_or(u32::MAX);
@@ -245,7 +244,7 @@ impl NbdShared {
 
     /// Ends all connections.
     async fn stop(&self, mut sessions: JoinSet<()>) {
-        let away = self.outage.is_set();
+        let away = self.export.outage.is_set();
         for entry in self.connections.borrow().values() {
             // A client would take an orderly end for that of its disk.
             if away { entry.inbox.evict() } else { entry.inbox.push(Event::Stop) }

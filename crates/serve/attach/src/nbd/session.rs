@@ -17,7 +17,6 @@ use tokio::task::spawn_local;
 use tokio::time::Instant;
 use volume::Volume;
 
-use super::server::NbdShared;
 use crate::OutageSignal;
 
 /// Most extents in one block status reply.
@@ -33,10 +32,20 @@ pub(super) enum Event {
     Stop,
 }
 
+/// The export that all sessions of a server share.
+#[derive(Clone)]
+pub(super) struct SharedExport {
+    pub(super) volume: Rc<Volume>,
+    /// Set when the volume is unreachable.
+    pub(super) outage: OutageSignal,
+    /// Held by a command that reads in several parts.
+    pub(super) multipart_read_lock: Rc<Mutex<()>>,
+}
+
 /// A client's connection.
 pub(super) struct Session {
     machine: Connection,
-    shared: Rc<NbdShared>,
+    export: SharedExport,
     inbox: Inbox<Event>,
     account: Account,
     export_chosen: Rc<Cell<bool>>,
@@ -72,15 +81,15 @@ enum VolumePlan {
 
 impl Session {
     pub(super) fn new(
-        shared: &Rc<NbdShared>,
+        export: SharedExport,
+        account: Account,
         machine: Connection,
         (inbox, line): (Inbox<Event>, HangupMonitor),
         chosen: Rc<Cell<bool>>,
     ) -> Self {
-        let account = shared.core.buffer_pool().account();
         Self {
             machine,
-            shared: Rc::clone(shared),
+            export,
             inbox,
             account,
             export_chosen: chosen,
@@ -121,9 +130,9 @@ impl Session {
             // The client may have reconnected and written newer data there.
             return self.inbox.evict();
         }
-        let volume = &self.shared.volume;
+        let volume = &self.export.volume;
         let (info, kind) = (volume.info(), AnswerKind::of(&command));
-        let (inbox, absence) = (self.inbox.clone(), self.shared.outage.clone());
+        let (inbox, absence) = (self.inbox.clone(), self.export.outage.clone());
         let answering = PendingAnswer { inbox, tag, outage: absence, answer: None };
         match plan(command, &info) {
             VolumePlan::One(request) => {
@@ -132,7 +141,7 @@ impl Session {
             }
             pieces => {
                 let (volume, account) = (Rc::clone(volume), self.account.clone());
-                let one_by_one = Rc::clone(&self.shared.multipart_read_lock);
+                let one_by_one = Rc::clone(&self.export.multipart_read_lock);
                 let line = Rc::downgrade(&self.line);
                 spawn_local(async move {
                     let result =

@@ -2,22 +2,16 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::time::Duration;
 
-use block::{Blocks, Lba, Request};
 use rt::Core;
 use rt::ublk::{ControlTarget, Device, Driver, MAX_REQUESTS};
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout};
-use volume::Volume;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::abi::{DeviceInfo, FEATURES, Parameters, State, command, tag_of};
 use super::names;
-use super::server::{UblkServer, UblkShared};
-use crate::OutageSignal;
-use crate::request_split::part_blocks;
 
 /// Queue depth if there are few queues.
 const DEPTH: u16 = 128;
@@ -122,7 +116,8 @@ pub enum ServeError {
     },
 }
 
-fn system(what: &'static str) -> impl Fn(io::Error) -> ServeError {
+/// The error of a failed system call.
+pub(super) fn system(what: &'static str) -> impl Fn(io::Error) -> ServeError {
     move |why| ServeError::System { what, why }
 }
 
@@ -187,43 +182,14 @@ impl DeviceControl {
         self.has_existing() && !self.left_clean
     }
 
+    /// The existing device.
+    pub(super) fn existing(&self) -> Option<&DeviceInfo> {
+        self.existing.as_ref()
+    }
+
     /// Whether a device already exists.
     pub(super) fn has_existing(&self) -> bool {
         self.existing.is_some()
-    }
-
-    /// Creates the device or takes it over; its users are served while the result
-    /// [runs](UblkServer::run).
-    ///
-    /// # Errors
-    /// [`ServeError`]; a device that was created is then removed.
-    pub async fn attach(
-        self,
-        volume: &Rc<Volume>,
-        absence: &OutageSignal,
-    ) -> Result<UblkServer, ServeError> {
-        let info = volume.info();
-        let part = part_blocks(&info, self.core.buffer_pool());
-        let part_bytes = u32::try_from(part).unwrap_or(1).saturating_mul(info.block_size);
-        let wanted = Parameters::of(&info, self.options.read_only, part_bytes.max(4096));
-        let (made, parameters) = match &self.existing {
-            Some(left) => (*left, self.take_over(left, &wanted).await?),
-            None => {
-                // The kernel reads the partition table at once: check first that the volume
-                // answers.
-                let first = Request::Read { range: Blocks::new(Lba(0), 1) };
-                let read = volume.execute(first, &self.core.buffer_pool().account()).await;
-                read.map_err(|e| system("read the volume")(io::Error::other(e)))?;
-                (self.create(&wanted, part_bytes.max(4096)).await?, wanted)
-            }
-        };
-        let device = match self.open_char_device(&made).await {
-            Ok(device) => device,
-            Err(e) => return Err(self.abandon(&made, e).await),
-        };
-        tracing::debug!(?made, ?parameters, "a block device");
-        let shared = UblkShared::new(self, device, (volume, absence), part_bytes, &made);
-        UblkServer::start(shared, (made.queues, made.depth), parameters.bytes()).await
     }
 
     /// Has the kernel start or resume the device. All queue slots have requested commands, or are
@@ -324,7 +290,7 @@ impl DeviceControl {
         Ok(None)
     }
 
-    async fn create(
+    pub(super) async fn create(
         &self,
         parameters: &Parameters,
         max_bytes: u32,
@@ -353,7 +319,7 @@ impl DeviceControl {
     }
 
     /// Begins the recovery of an existing device.
-    async fn take_over(
+    pub(super) async fn take_over(
         &self,
         left: &DeviceInfo,
         wanted: &Parameters,
@@ -386,7 +352,7 @@ impl DeviceControl {
     }
 
     /// Opens the character device, which udev may have to create first.
-    async fn open_char_device(&self, made: &DeviceInfo) -> Result<Device, ServeError> {
+    pub(super) async fn open_char_device(&self, made: &DeviceInfo) -> Result<Device, ServeError> {
         let (at, begun) = (names::char_device(made.id), Instant::now());
         loop {
             match self.driver.device(&at, (made.queues, made.depth)) {

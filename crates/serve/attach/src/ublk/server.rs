@@ -1,4 +1,4 @@
-//! Serves a device: each of its queue slots has a task, all on the volume's core.
+//! Attaches a volume to a device and serves it: each of its queue slots has a task, all on the volume's core.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -6,19 +6,20 @@ use std::fs::File;
 use std::io;
 use std::rc::Rc;
 
-use block::{Account, Blocks, Bufs, MemoryClass, Request, RequestError};
+use block::{Account, Blocks, Bufs, Lba, MemoryClass, Request, RequestError};
 use rt::ublk::{Descriptor, Device};
 use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use volume::{ReservationGate, Volume, VolumeClient};
 
-use super::abi::DeviceInfo;
-use super::device::{DeviceControl, ServeError};
+use super::abi::{DeviceInfo, Parameters};
+use super::device::{DeviceControl, ServeError, system};
 use super::names;
 use super::request::{Command, DeviceLimits, decode};
 use crate::OutageSignal;
 use crate::failure::errno;
+use crate::request_split::part_blocks;
 
 /// A slot for a request: queue and tag.
 type QueueTag = (u16, u16);
@@ -54,7 +55,7 @@ impl From<io::Error> for UblkError {
 }
 
 /// State shared by all slots of a device.
-pub(super) struct UblkShared {
+struct UblkShared {
     control: DeviceControl,
     device: Device,
     volume: Rc<Volume>,
@@ -89,7 +90,7 @@ impl fmt::Debug for UblkServer {
 }
 
 impl UblkShared {
-    pub(super) fn new(
+    fn new(
         door: DeviceControl,
         device: Device,
         (volume, absence): (&Rc<Volume>, &OutageSignal),
@@ -252,9 +253,45 @@ impl UblkShared {
     }
 }
 
+impl DeviceControl {
+    /// Creates the device or takes it over; its users are served while the result
+    /// [runs](UblkServer::run).
+    ///
+    /// # Errors
+    /// [`ServeError`]; a device that was created is then removed.
+    pub async fn attach(
+        self,
+        volume: &Rc<Volume>,
+        absence: &OutageSignal,
+    ) -> Result<UblkServer, ServeError> {
+        let info = volume.info();
+        let part = part_blocks(&info, self.core.buffer_pool());
+        let part_bytes = u32::try_from(part).unwrap_or(1).saturating_mul(info.block_size);
+        let wanted = Parameters::of(&info, self.options.read_only, part_bytes.max(4096));
+        let (made, parameters) = match self.existing() {
+            Some(left) => (*left, self.take_over(left, &wanted).await?),
+            None => {
+                // The kernel reads the partition table at once: check first that the volume
+                // answers.
+                let first = Request::Read { range: Blocks::new(Lba(0), 1) };
+                let read = volume.execute(first, &self.core.buffer_pool().account()).await;
+                read.map_err(|e| system("read the volume")(io::Error::other(e)))?;
+                (self.create(&wanted, part_bytes.max(4096)).await?, wanted)
+            }
+        };
+        let device = match self.open_char_device(&made).await {
+            Ok(device) => device,
+            Err(e) => return Err(self.abandon(&made, e).await),
+        };
+        tracing::debug!(?made, ?parameters, "a block device");
+        let shared = UblkShared::new(self, device, (volume, absence), part_bytes, &made);
+        UblkServer::start(shared, (made.queues, made.depth), parameters.bytes()).await
+    }
+}
+
 impl UblkServer {
     /// Serves all slots and has the kernel start the device.
-    pub(super) async fn start(
+    async fn start(
         shared: UblkShared,
         (queues, depth): (u16, u16),
         bytes: u64,

@@ -12,7 +12,6 @@ use block::{Account, BufsMut, MemoryClass};
 use scsi::{Address, Lun as Number};
 
 use super::cdb::{self, Cdb};
-use super::connect::Connector;
 use super::identity::{UnitDescription, UnitPages};
 use super::link::{Link, SessionEnd};
 use super::sense::{Sense, key};
@@ -132,10 +131,14 @@ pub(super) struct ActiveSession {
 }
 
 impl ActiveSession {
-    pub(super) fn new(link: Link, connector: &Connector, at: SocketAddr) -> Self {
-        let timeout = connector.options.command_timeout;
-        let (account, attentions) = (connector.account.clone(), Cell::new(0));
-        Self { link, address: at, account, timeout, attentions }
+    /// The session of `link` with the target at `address`; each of its commands may take `timeout`.
+    pub(super) fn new(
+        link: Link,
+        address: SocketAddr,
+        account: Account,
+        timeout: Duration,
+    ) -> Self {
+        Self { link, address, account, timeout, attentions: Cell::new(0) }
     }
 
     pub(super) fn is_up(&self) -> bool {

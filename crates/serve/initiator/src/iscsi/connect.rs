@@ -85,7 +85,7 @@ pub(super) struct Connector {
     pub(super) core: Core,
     pub(super) options: Options,
     pub(super) staging: Staging,
-    pub(super) account: Account,
+    account: Account,
     config: Arc<Config>,
 }
 
@@ -125,7 +125,8 @@ impl Connector {
             let logged_in = timeout(limit, self.log_in(address)).await;
             match logged_in.unwrap_or(Err(ConnectError::TimedOut))? {
                 LoginResult::Done(link) => {
-                    return Ok(Rc::new(ActiveSession::new(link, self, address)));
+                    let (account, within) = (self.account.clone(), self.options.command_timeout);
+                    return Ok(Rc::new(ActiveSession::new(link, address, account, within)));
                 }
                 LoginResult::Redirected(to) => address = to,
             }

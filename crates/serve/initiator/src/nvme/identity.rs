@@ -7,7 +7,6 @@ use block::{Info, METADATA_LBA};
 use zerocopy::FromBytes;
 
 use super::connect::ConnectError;
-use super::paths::PathIdentity;
 
 /// Most data of one command, in bytes, even if a controller allows more.
 const MAX_TRANSFER_BYTES: u64 = 4 << 20;
@@ -328,6 +327,19 @@ impl NamespaceDescription {
     pub(super) fn with_size_of(&self, now: &Self) -> Self {
         Self { info: Info { blocks: now.info.blocks.max(self.info.blocks), ..self.info }, ..*self }
     }
+}
+
+/// What is known of the volume that a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PathIdentity {
+    /// Not verified, or not since it may have changed.
+    Unknown,
+    /// The expected volume.
+    Same,
+    /// Another volume.
+    Different(&'static str),
+    /// Missing, or temporarily lacking a needed capability.
+    Unavailable(&'static str),
 }
 
 #[cfg(test)]

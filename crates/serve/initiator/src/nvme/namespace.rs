@@ -21,14 +21,13 @@ use tracing::warn;
 
 use super::admin::{AdminError, low};
 use super::controller::Controller;
-use super::identity::NamespaceDescription;
-use super::paths::{AcquiredPath, Path, PathIdentity, PathPolicy, select_path};
+use super::identity::{NamespaceDescription, PathIdentity};
+use super::paths::{AcquiredPath, FUA, Path, PathPolicy, select_path};
 use super::queue::Reply;
 pub use crate::commands::CompareError;
 use crate::commands::{CommandData, MAX_TRIES, RETRY_PAUSE, split_range};
 
-/// Dword 12: force unit access; Write Zeroes: may deallocate.
-pub(super) const FUA: u32 = 1 << 30;
+/// Dword 12 of Write Zeroes: may deallocate.
 const DEAC: u32 = 1 << 25;
 
 /// FUSE, of the first and the second half.

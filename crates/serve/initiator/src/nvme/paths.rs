@@ -12,8 +12,10 @@ use tracing::warn;
 
 use super::active_association::ActiveAssociation;
 use super::controller::Controller;
-use super::identity::NamespaceDescription;
-use super::namespace::FUA;
+use super::identity::{NamespaceDescription, PathIdentity};
+
+/// Dword 12 of writes: force unit access.
+pub(super) const FUA: u32 = 1 << 30;
 
 /// How a command chooses among equally good paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,19 +28,6 @@ pub enum PathPolicy {
     QueueDepth,
     /// Paths take turns.
     RoundRobin,
-}
-
-/// What is known of the volume that a path leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PathIdentity {
-    /// Not verified, or not since it may have changed.
-    Unknown,
-    /// The expected volume.
-    Same,
-    /// Another volume.
-    Different(&'static str),
-    /// Missing, or temporarily lacking a needed capability.
-    Unavailable(&'static str),
 }
 
 /// A path to the namespace through one controller.

@@ -9,8 +9,7 @@ use zerocopy::FromBytes;
 
 use super::active_association::{self, Event, MAX_NAMESPACES};
 use super::discovery::{entries, length};
-use super::identity::{ControllerCapabilities, Identity, NamespaceDescription};
-use super::paths::PathIdentity;
+use super::identity::{ControllerCapabilities, Identity, NamespaceDescription, PathIdentity};
 
 /// Parses Identify data of the controller 9 of `subnqn`, and of its command set if supported.
 #[must_use]

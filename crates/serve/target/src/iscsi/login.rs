@@ -11,22 +11,13 @@ use iscsi::target::{
 
 use tokio::time::Instant;
 
-use super::session::SessionGuard;
-use super::{Event, InitiatorConnection};
+use super::{InitiatorConnection, SessionGuard};
 use crate::auth_throttle::AuthMethod;
 use crate::catalog::{
-    AccessRule, Catalog, ChapCredentials, IscsiTarget, pair_by_name, reachable_addresses,
+    AccessRule, Catalog, ChapCredentials, IscsiTarget, PORTAL_GROUP, pair_by_name,
+    reachable_addresses,
 };
-
-/// The portal group of discovery, and of targets that only this node serves: every portal reaches
-/// every volume.
-const PORTAL_GROUP: u16 = 1;
-
-/// Tag of this node's portal group at a target. Sessions do not span nodes, so where several nodes
-/// serve a target each is a portal group of its own (RFC 7143 4.4.1).
-pub(crate) fn portal_group(catalog: &Catalog, target: &IscsiTarget) -> u16 {
-    if catalog.shares_any(target.luns.values()) { catalog.node.port_id() } else { PORTAL_GROUP }
-}
+use crate::iscsi_sessions::Event;
 
 /// Where and when a login is decided.
 enum Decision {
@@ -121,7 +112,7 @@ impl InitiatorConnection {
                 "its volumes are not served at the moment",
             );
         }
-        let group = portal_group(&catalog, target);
+        let group = catalog.portal_group(target);
         let old =
             (attempt.tsih != 0).then(|| self.server().iscsi.session_to_reinstate(attempt, group));
         let old = match old.transpose() {
@@ -213,7 +204,8 @@ impl InitiatorConnection {
             attempt.succeeded();
         }
         let way = (self.context.inbox.clone(), self.context.peer);
-        match server.iscsi.begin(&server, negotiated, (target, admission), way) {
+        let (served, names) = (server.served(), server.duplicate_names());
+        match server.iscsi.begin(served, names, negotiated, (target, admission), way) {
             Ok(session) => {
                 self.context.registration.logged_in(initiator, Some(name.as_str()), login.cid);
                 let tsih = session.tsih;
@@ -272,7 +264,7 @@ fn records(
             asks.as_deref().is_some_and(|i| target.access.rule_for(i).is_some())
         };
         let [here, remote] = groups.map(|one| one.filter(admits));
-        let own = here.map(|target| (portal_group(catalog, target), &own_portals));
+        let own = here.map(|target| (catalog.portal_group(target), &own_portals));
         let asks = asks.as_deref().unwrap_or_default();
         let units = here.into_iter().chain(remote).flat_map(|target| target.visible_volumes(asks));
         let units: Vec<_> = units.map(|(_, id)| id).collect();

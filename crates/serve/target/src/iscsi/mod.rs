@@ -4,12 +4,10 @@
 //! | module | subject |
 //! |---|---|
 //! | `login` | which initiators may log in, which targets are reported |
-//! | `session` | sessions and logical units of one core |
 //! | `task` | a command from its arrival to its status |
 //! | `task_management` | task management that reaches beyond one session |
 
 mod login;
-mod session;
 mod task;
 mod task_management;
 
@@ -17,54 +15,21 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::{Account, Bufs, BufsMut, RequestError};
+use block::Account;
 use iscsi::name::Name;
 use iscsi::pdu::LoginStatus;
-use iscsi::target::{Action, CloseReason, Config, Connection, LoginAttempt, RequestId};
-use reservation::Table;
-use scsi::{CopyOutcome, TokenResult};
+use iscsi::target::{Action, CloseReason, Connection, LoginAttempt};
 use tokio::time::Instant;
-use volume::ReservationChangeError;
 
 use crate::catalog::{AccessRule, ChapCredentials, VolumeId};
+use crate::channel::BoxedPskLookup;
 use crate::connection::{ConnectionEnd, Protocol};
+use crate::connection_notice::ConnectionNotice;
+use crate::iscsi_sessions::{Event, Session};
 use crate::migration::{ConnectionContext, MigratableConnection};
-use crate::server::{AuthAttempt, ConnectionNotice, Limits, Server, Service};
+use crate::server::{AuthAttempt, Server, Service};
 
-pub(crate) use login::portal_group;
-pub(crate) use session::IscsiCore;
-use session::{Session, SessionGuard};
-use task::{Tasks, Ticket};
-use task_management::TaskBarrier;
-
-/// An event for a connection.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// The volume has answered.
-    Done { ticket: Ticket, result: Result<Bufs, RequestError> },
-    /// A third-party copy has ended.
-    CopyDone { ticket: Ticket, outcome: CopyOutcome },
-    /// A token was created or used, or could not be.
-    TokenDone { ticket: Ticket, outcome: TokenResult },
-    /// Memory that a command waited for.
-    Memory { ticket: Ticket, memory: BufsMut },
-    /// Memory that a command waited for was not available in time.
-    NoMemory { ticket: Ticket },
-    /// Another session aborts the commands for a unit, or for all units.
-    Abort { unit: Option<VolumeId>, barrier: Option<Rc<TaskBarrier>> },
-    /// The shared unit state was changed, or could not be.
-    SharedChanged { ticket: Ticket, result: Result<(), ReservationChangeError> },
-    /// The shared unit state.
-    SharedRead { ticket: Ticket, result: Result<Table, block::Error> },
-    /// All tasks that a task management request waited for have ended.
-    TaskManagementDone { id: RequestId },
-    /// The same initiator port has logged in again.
-    Replaced,
-    /// A delayed login may be decided now.
-    Decide(Box<LoginAttempt>),
-    /// From the server.
-    Notice(ConnectionNotice),
-}
+use task::Tasks;
 
 /// One initiator's connection.
 #[derive(Debug)]
@@ -86,22 +51,30 @@ pub(crate) struct InitiatorConnection {
     draining: bool,
 }
 
+/// Ends a session when its connection goes, even by a panic: otherwise tasks waiting for the
+/// session's commands would wait for ever.
+#[derive(Debug)]
+struct SessionGuard {
+    server: Rc<Server>,
+    session: Rc<Session>,
+}
+
+impl SessionGuard {
+    fn new(server: &Rc<Server>, session: &Rc<Session>) -> Self {
+        Self { server: Rc::clone(server), session: Rc::clone(session) }
+    }
+}
+
+impl Drop for SessionGuard {
+    fn drop(&mut self) {
+        self.server.iscsi.end(&self.session);
+    }
+}
+
 /// The connection state that moves between cores.
 pub(crate) struct MigratingState {
     machine: Connection,
     attempt: Option<Box<LoginAttempt>>,
-}
-
-/// The machine's settings for these limits.
-pub(crate) fn config(limits: &Limits) -> Config {
-    Config {
-        window: limits.commands,
-        login_timeout: limits.login_timeout,
-        ping_after: limits.keep_alive,
-        receive_timeout: limits.receive_timeout,
-        data_timeout: limits.receive_timeout,
-        ..Config::default()
-    }
 }
 
 impl MigratableConnection for InitiatorConnection {
@@ -110,6 +83,10 @@ impl MigratableConnection for InitiatorConnection {
 
     fn begin(server: &Rc<Server>, _peer: SocketAddr, _local: SocketAddr) -> MigratingState {
         MigratingState { machine: Connection::new(Arc::clone(&server.iscsi.config)), attempt: None }
+    }
+
+    fn psk_lookup(_server: &Rc<Server>) -> Option<BoxedPskLookup> {
+        None
     }
 
     fn attach(context: ConnectionContext<Event>, state: MigratingState) -> Self {
@@ -299,12 +276,12 @@ impl InitiatorConnection {
             if target.serves_any() && target.core != self.server().core().id() {
                 return self.close("its target has moved to another core");
             }
-            if session.portal_group != portal_group(&catalog, target) {
+            if session.portal_group != catalog.portal_group(target) {
                 return self.close("its target has moved to another portal group");
             }
         }
         let target = admitted.map(|(target, _)| target);
-        let lost = self.server().iscsi.refresh(self.server(), &session, target);
+        let lost = self.server().iscsi.refresh(self.server().served(), &session, target);
         lost.iter().for_each(|unit| self.end_tasks_of(unit));
     }
 }

@@ -14,21 +14,13 @@ use scsi::{
 use tokio_util::task::AbortOnDropHandle;
 use volume::ReservationChangeError;
 
-use super::session::{Session, SessionUnit};
-use super::task_management::TaskBarrier;
-use super::{Event, InitiatorConnection};
+use super::InitiatorConnection;
 use crate::catalog::VolumeId;
+use crate::iscsi_sessions::{Event, Session, SessionUnit, TaskBarrier, Ticket};
+use crate::offloaded_transfer;
+use crate::principal::{Principal, SessionEnded};
 use crate::server::Server;
-use crate::third_party_copy::{self, CompletionGuard, Principal, SessionEnded};
-use crate::tokens;
-
-/// Identifies a command for late answers: tags are reused, and an answer for a command that has
-/// ended must not reach the next one with its tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
-    tag: Tag,
-    serial: u64,
-}
+use crate::third_party_copy::{self, CompletionGuard};
 
 /// Commands that have arrived and are not complete, by tag.
 #[derive(Debug, Default)]
@@ -448,7 +440,7 @@ impl InitiatorConnection {
         let (handle, of) = (plan.handle(), unit.served.id);
         let tell = |ticket, outcome| Event::TokenDone { ticket, outcome };
         self.offload(tag, (running, handle), TokenResult::Aborted, tell, |server, principal| {
-            tokens::run_token(server, principal, of, plan)
+            offloaded_transfer::run_token(server, principal, of, plan)
         });
     }
 

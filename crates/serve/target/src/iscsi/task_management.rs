@@ -8,22 +8,8 @@ use iscsi::target::RequestId;
 use reservation::Change;
 use scsi::{Address, AttentionScope, UnitAttention};
 
-use super::session::{Session, SessionUnit};
-use super::{Event, InitiatorConnection};
-use crate::connection::Inbox;
-
-/// Held by every task that a request waits for; dropping the last one reports.
-#[derive(Debug)]
-pub(crate) struct TaskBarrier {
-    inbox: Inbox<Event>,
-    id: RequestId,
-}
-
-impl Drop for TaskBarrier {
-    fn drop(&mut self) {
-        self.inbox.push(Event::TaskManagementDone { id: self.id });
-    }
-}
+use super::InitiatorConnection;
+use crate::iscsi_sessions::{Event, Session, SessionUnit, TaskBarrier};
 
 impl InitiatorConnection {
     pub(super) fn manage_tasks(&mut self, id: RequestId, function: TaskFunction, lun: [u8; 8]) {

@@ -1,266 +1,34 @@
-//! The controllers of one core: Connect, keep alive, shutdown, changes while they exist.
+//! Connect, shutdown, and changes of controllers while they exist.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Duration;
 
-use block::{Access, Bufs, MemoryClass, Request};
-use nvme::auth::{SequenceCounter, SharedConfig, TransactionRandomness};
+use block::{Bufs, MemoryClass, Request};
+use nvme::auth::SharedConfig;
 use nvme::fabrics::CONNECT_AUTHENTICATE;
-use nvme::{
-    Completion, Connect, ConnectedQueue, Controller, Controllers, Limits, Namespace, Role, Tag,
-};
-use rt::Core;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use nvme::{Completion, Connect, ConnectedQueue, Controller, Role, Tag};
 use tokio::time::Instant;
 
+use super::HostConnection;
 use super::authentication::{self, QueueAuthentication};
-use super::{Event, HostConnection, host_catalog};
 use crate::auth_throttle::AuthMethod;
-use crate::catalog::{AccessRule, Catalog, NodeIndex, VolumeId};
-use crate::connection::Inbox;
-use crate::server::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS, Server, VolumeSpace};
-
-/// Controller identifiers per core if the node shares nothing: they are unique in the node.
-const CONTROLLER_IDS_PER_CORE: u16 = 1000;
-
-/// All NVMe controllers of a core.
-#[derive(Debug)]
-pub(crate) struct NvmeCore {
-    /// Sequence numbers of authentications.
-    sequence: RefCell<SequenceCounter>,
-    /// Permits for Diffie-Hellman computations.
-    dh_permits: Arc<Semaphore>,
-    controllers: RefCell<Controllers>,
-    /// Identifiers of controllers if the node shares nothing.
-    local_ids: RangeInclusive<u16>,
-    associations: RefCell<BTreeMap<u16, Association>>,
-    /// The zero of the controllers' clock.
-    began: Instant,
-}
-
-/// The connections of a controller.
-#[derive(Debug)]
-struct Association {
-    queues: BTreeMap<u16, Inbox<Event>>,
-    /// Whether all of them use TLS; otherwise none does.
-    is_protected: bool,
-    /// Wakes the timer task of the controller: it has changed, or is gone.
-    timer: Rc<Notify>,
-}
-
-/// A queue of a controller, as its connection serves it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct QueueRef {
-    pub(super) cntlid: u16,
-    pub(super) qid: u16,
-}
-
-impl NvmeCore {
-    /// No controllers; new ones get identifiers of `core`.
-    pub(crate) fn new(core: &Core) -> Self {
-        let mut begin = [0; 4];
-        core.fill_random(&mut begin);
-        let begin = u32::from_le_bytes(begin);
-        let core = u16::try_from(core.id()).unwrap_or(u16::MAX);
-        let first = core
-            .saturating_mul(CONTROLLER_IDS_PER_CORE)
-            .min(u16::MAX - 2 * CONTROLLER_IDS_PER_CORE)
-            + 1;
-        let own_ids = first..=first + CONTROLLER_IDS_PER_CORE - 1;
-        Self {
-            sequence: RefCell::new(SequenceCounter::new(begin)),
-            dh_permits: Arc::new(Semaphore::new(1)),
-            controllers: RefCell::new(Controllers::new(own_ids.clone())),
-            local_ids: own_ids,
-            associations: RefCell::default(),
-            began: Instant::now(),
-        }
-    }
-
-    /// New controllers get identifiers that no other node assigns. A subsystem belongs to one core
-    /// of each node, so the cores of a node may use the same ones; identifiers of discovery
-    /// controllers, which exist on all cores, are never compared.
-    pub(crate) fn set_node(&self, catalog: &Catalog) {
-        let alone = catalog.node == NodeIndex::default() && catalog.shared.is_empty();
-        let ids = if alone { self.local_ids.clone() } else { catalog.node.controller_ids() };
-        self.controllers.borrow_mut().set_ids(ids);
-    }
-
-    /// Reports a volume's new access state to its hosts.
-    pub(crate) fn access_changed(&self, id: VolumeId, access: Access) {
-        let mut answer = Vec::new();
-        for controller in self.controllers.borrow_mut().iter_mut() {
-            let of = |(_, ns): &(&u32, &Namespace)| ns.uuid == id.0 && ns.is_shared;
-            let namespaces: Vec<_> =
-                controller.namespaces().iter().filter(of).map(|(nsid, _)| *nsid).collect();
-            for nsid in namespaces {
-                controller.set_ana(nsid, host_catalog::ana_state(access));
-                answer.push(controller.id());
-            }
-        }
-        for cntlid in answer {
-            if let Some(admin) = self.queue(QueueRef { cntlid, qid: 0 }) {
-                admin.push(Event::Controller);
-            }
-        }
-    }
-
-    /// Reports a volume's new space usage to hosts that have asked for it.
-    pub(crate) fn space_changed(&self, id: VolumeId, space: VolumeSpace) {
-        for controller in self.controllers.borrow_mut().iter_mut() {
-            let of = controller.namespaces().iter().filter(|(_, ns)| ns.uuid == id.0);
-            let of: Vec<_> =
-                of.map(|(nsid, ns)| (*nsid, host_catalog::used_blocks(space, &ns.info))).collect();
-            of.into_iter().for_each(|(nsid, blocks)| controller.set_used(nsid, blocks));
-        }
-    }
-
-    /// Sets the ANA states of a controller's namespaces.
-    fn set_states(&self, server: &Server, cntlid: u16) {
-        self.with_controller(cntlid, |controller| {
-            let catalog = server.catalog();
-            let entry = catalog.subsystems.get(&controller.subsystem().nqn);
-            for (nsid, ns) in controller.namespaces().clone() {
-                let is_away = entry.is_some_and(|entry| entry.unavailable.contains_key(&nsid));
-                let access = match server.volume(VolumeId(ns.uuid)).filter(|_| !is_away) {
-                    // Only this node serves it, and it does.
-                    Some(served) => served.access_state(&catalog).unwrap_or_default(),
-                    None => Access::Unavailable,
-                };
-                controller.set_ana(nsid, host_catalog::ana_state(access));
-            }
-        });
-    }
-
-    /// The random values of an authentication transaction.
-    pub(super) fn randomness(&self, core: &Core) -> TransactionRandomness {
-        let mut bytes = [0; TransactionRandomness::LEN];
-        core.fill_random(&mut bytes);
-        TransactionRandomness::new(self.sequence.borrow_mut().take(), &bytes)
-    }
-
-    /// A permit for a Diffie-Hellman computation: one connection of a core at a time.
-    pub(super) async fn dh_permit(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.dh_permits).acquire_owned().await.ok()
-    }
-
-    /// Calls `f` with a controller, if it exists.
-    pub(super) fn with_controller<T>(
-        &self,
-        cntlid: u16,
-        f: impl FnOnce(&mut Controller) -> T,
-    ) -> Option<T> {
-        self.controllers.borrow_mut().get_mut(cntlid).map(f)
-    }
-
-    /// Whether the keep alive of the controller has expired, so that commands of its host must not
-    /// be executed.
-    pub(super) fn is_keep_alive_overdue(&self, cntlid: u16, now: Instant) -> bool {
-        let now = now - self.began;
-        self.with_controller(cntlid, |c| c.is_keep_alive_overdue(now)).unwrap_or(false)
-    }
-
-    /// The inbox of a queue's connection.
-    pub(super) fn queue(&self, queue: QueueRef) -> Option<Inbox<Event>> {
-        self.associations.borrow().get(&queue.cntlid)?.queues.get(&queue.qid).cloned()
-    }
-
-    /// Wakes the controller's timer task.
-    pub(super) fn timer_changed(&self, cntlid: u16) {
-        if let Some(association) = self.associations.borrow().get(&cntlid) {
-            association.timer.notify_one();
-        }
-    }
-
-    /// A connection has ended. With the admin queue the controller ends.
-    pub(super) fn remove_queue(&self, queue: QueueRef) {
-        if queue.qid == 0 {
-            return self.end(queue.cntlid, "the admin queue was closed");
-        }
-        self.with_controller(queue.cntlid, |c| c.io_disconnected(queue.qid));
-        if let Some(association) = self.associations.borrow_mut().get_mut(&queue.cntlid) {
-            association.queues.remove(&queue.qid);
-            if let Some(admin) = association.queues.get(&0) {
-                // It may have waited for this queue to leave.
-                admin.push(Event::Controller);
-            }
-        }
-    }
-
-    /// Whether I/O queues of a controller are connected.
-    pub(super) fn has_io_queues(&self, cntlid: u16) -> bool {
-        let associations = self.associations.borrow();
-        associations.get(&cntlid).is_some_and(|a| a.queues.range(1..).next().is_some())
-    }
-
-    /// Ends an association: removes the controller and closes its connections.
-    fn end(&self, cntlid: u16, why: &'static str) {
-        self.controllers.borrow_mut().remove(cntlid);
-        let Some(association) = self.associations.borrow_mut().remove(&cntlid) else { return };
-        association.timer.notify_one();
-        for inbox in association.queues.into_values() {
-            inbox.push(Event::QueueGone(why));
-        }
-    }
-
-    /// Closes the connections of the I/O queues after a controller reset.
-    fn close_io(&self, cntlid: u16) {
-        let mut associations = self.associations.borrow_mut();
-        let Some(association) = associations.get_mut(&cntlid) else { return };
-        let io = association.queues.split_off(&1);
-        drop(associations);
-        for inbox in io.into_values() {
-            inbox.push(Event::QueueGone("the controller was reset"));
-        }
-    }
-
-    fn add_queue(&self, connected: &ConnectedQueue, inbox: &Inbox<Event>, is_protected: bool) {
-        let mut associations = self.associations.borrow_mut();
-        let new = || Association { queues: BTreeMap::new(), is_protected, timer: Rc::default() };
-        let association = associations.entry(connected.cntlid).or_insert_with(new);
-        association.queues.insert(connected.queue.id, inbox.clone());
-    }
-
-    /// Whether the queues of a controller use TLS, if there are any.
-    fn protection(&self, cntlid: u16) -> Option<bool> {
-        self.associations.borrow().get(&cntlid).map(|a| a.is_protected)
-    }
-
-    fn now(&self) -> Duration {
-        self.began.elapsed()
-    }
-}
+use crate::catalog::{AccessRule, Catalog};
+use crate::limits::{MAX_TRANSFER_BYTES, MIN_POOL_REQUESTS};
+use crate::nvme_controllers::{Event, QueueRef, host_catalog};
+use crate::server::Server;
 
 /// Runs a controller's timer for as long as the controller exists (NVMe Base 2.0, 3.9).
 async fn run_controller_timer(server: std::rc::Weak<Server>, cntlid: u16) {
     loop {
         let Some(this) = server.upgrade() else { return };
-        let shared = &this.nvme;
-        let Some(next) = shared.with_controller(cntlid, |c| c.next_timer()) else { return };
-        let timer = match shared.associations.borrow().get(&cntlid) {
-            Some(association) => Rc::clone(&association.timer),
-            None => return,
-        };
-        if next.is_some_and(|at| at <= shared.now()) {
-            let now = shared.now();
-            shared.with_controller(cntlid, |c| c.on_timer(now));
-            if let Some(inbox) = shared.queue(QueueRef { cntlid, qid: 0 }) {
-                inbox.push(Event::Controller);
-            }
-            continue;
-        }
-        let began = shared.began;
+        let Some((next, changed)) = this.nvme.run_timer(cntlid) else { return };
         drop(this);
         match next {
             Some(at) => {
                 // Either way the next round checks what is due.
-                let _ = tokio::time::timeout_at(began + at, timer.notified()).await;
+                let _ = tokio::time::timeout_at(at, changed.notified()).await;
             }
-            None => timer.notified().await,
+            None => changed.notified().await,
         }
     }
 }
@@ -427,12 +195,13 @@ impl HostConnection {
                 let why = "its queues must all use TLS or none";
                 return refuse(Connect::refuse_controller(), why);
             }
-            let connected = server.nvme.controllers.borrow_mut().connect_io(connect);
+            let connected = server.nvme.connect_io(connect);
             return Decision::Here(connected.map(|c| (c, asked)).map_err(ConnectRefusal::from));
         }
         let subsystem = host_catalog::subsystem(&connect.subnqn, &entry.serial, catalog.quiesce_ms);
         let names = (connect.subnqn.as_str(), connect.hostnqn.as_str());
-        let role = Role::Io(host_catalog::namespaces(server, &catalog, names, &BTreeMap::new()));
+        let role =
+            Role::Io(host_catalog::namespaces(server.served(), &catalog, names, &BTreeMap::new()));
         let connected = admin(server, connect, &subsystem, role);
         Decision::Here(connected.map(|c| (c, asked)).map_err(ConnectRefusal::from))
     }
@@ -473,7 +242,7 @@ impl HostConnection {
         let before = server.nvme.with_controller(queue.cntlid, |c| c.namespaces().clone());
         let names = (nqn.as_str(), hostnqn.as_str());
         let namespaces =
-            host_catalog::namespaces(&server, &catalog, names, &before.unwrap_or_default());
+            host_catalog::namespaces(server.served(), &catalog, names, &before.unwrap_or_default());
         let is_shared = namespaces.values().any(|ns| ns.is_shared);
         if is_shared && !catalog.node.controller_ids().contains(&queue.cntlid) {
             return server
@@ -481,7 +250,7 @@ impl HostConnection {
                 .end(queue.cntlid, "another node may have assigned its controller identifier");
         }
         server.nvme.with_controller(queue.cntlid, |c| c.set_namespaces(namespaces));
-        server.nvme.set_states(&server, queue.cntlid);
+        server.nvme.set_states(server.served(), queue.cntlid);
         if self.is_authenticated() {
             self.watch_reservations();
         }
@@ -585,15 +354,8 @@ fn admin(
     subsystem: &Rc<nvme::Subsystem>,
     role: Role,
 ) -> Result<ConnectedQueue, Completion> {
-    let shared = &server.nvme;
     let max_transfer_bytes = max_transfer(server, &role);
-    let limits = Limits { max_transfer_bytes, ..Limits::default() };
-    let now = shared.now();
-    let mut controllers = shared.controllers.borrow_mut();
-    let connected = controllers.connect_admin(connect, subsystem, role, limits, now)?;
-    drop(controllers);
-    shared.set_states(server, connected.cntlid);
-    Ok(connected)
+    server.nvme.connect_admin(server.served(), connect, subsystem, role, max_transfer_bytes)
 }
 
 /// The largest transfer of one command: no more than any of the volumes supports, and no more than

@@ -12,9 +12,10 @@ use nvme::{Completion, Connect, Sqe, Status, Tag};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::HostConnection;
 use super::tasks::{Task, Wait};
-use super::{Event, HostConnection};
 use crate::catalog::{AccessRule, Catalog, HostSecrets};
+use crate::nvme_controllers::Event;
 
 /// The authentication of a queue.
 #[derive(Debug)]

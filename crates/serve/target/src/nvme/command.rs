@@ -12,13 +12,14 @@ use nvme::{AdminAction, Completion, Connect, CopyRequest, IoCommand, IoWork, Sqe
 use reservation::{Initiator, ItNexus};
 use volume::{ReservationGate, StartOutcome, VolumeClient};
 
-use super::association::{QueueRef, RETURN_DATA_CLASS};
+use super::association::RETURN_DATA_CLASS;
 use super::fused::memory_of_both;
 use super::reservations::report;
 use super::tasks::{CommandVolumes, Commands, PersistenceCommand, Running, Task, Wait};
-use super::{AbortRequest, Event, HostConnection, copy};
+use super::{HostConnection, copy};
 use crate::catalog::VolumeId;
-use crate::server::ServedVolume;
+use crate::nvme_controllers::{AbortRequest, Event, QueueRef};
+use crate::served_volumes::ServedVolume;
 use crate::third_party_copy::{CancelToken, CompletionGuard};
 
 impl HostConnection {

@@ -7,7 +7,8 @@ use nvme::{Controller, CopyRequest};
 use scsi::CopyRange;
 use volume::VolumeClient;
 
-use crate::server::{ServedVolume, Server};
+use crate::served_volumes::ServedVolume;
+use crate::server::Server;
 use crate::third_party_copy::{CancelToken, chunk_sizes, split_zeroes, submit_cancellable};
 
 /// The copy was aborted.

@@ -8,16 +8,17 @@
 
 use std::rc::Rc;
 
-use block::{Bufs, BufsMut, Credit, Lba, MemoryClass, Request};
+use block::{Bufs, Credit, MemoryClass, Request};
 use nvme::entry::Fuse;
 use nvme::{Completion, FusedError, IoCommand, Sqe, Status, Tag};
 use rt::memory::PAGE;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::tasks::{Commands, Task, Wait};
-use super::{Event, HostConnection};
-use crate::server::ServedVolume;
+use super::HostConnection;
+use super::tasks::{Commands, FusedFirst, FusedSecond, Task, Wait};
+use crate::nvme_controllers::Event;
+use crate::served_volumes::ServedVolume;
 
 /// The previous command of a queue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,34 +30,6 @@ pub(super) enum PreviousCommand {
     First(Tag),
     /// The first of a fused pair, which failed with this status.
     Failed(Status),
-}
-
-/// The first command, and the state of the second.
-#[derive(Debug)]
-pub(super) struct FusedFirst {
-    pub(super) sqe: Sqe,
-    command: IoCommand,
-    served: Rc<ServedVolume>,
-    pub(super) wait: Wait,
-    data: Option<Bufs>,
-    /// Memory for the data of the second.
-    second_memory: Option<BufsMut>,
-    second: Option<FusedSecond>,
-    /// Identifies the timeout for the arrival of the second.
-    number: u64,
-    _timeout: AbortOnDropHandle<()>,
-}
-
-/// The second command.
-#[derive(Debug)]
-struct FusedSecond {
-    tag: Tag,
-    /// Start of both.
-    at: Lba,
-    fua: bool,
-    /// It may receive its data as soon as there is memory.
-    wants_memory: bool,
-    data: Option<Bufs>,
 }
 
 /// The status of one command after the other has failed.
@@ -146,7 +119,7 @@ impl HostConnection {
             sleep(patience).await;
             inbox.push(Event::FusedTimeout { first: tag, number });
         });
-        let _patience = AbortOnDropHandle::new(patience);
+        let patience = AbortOnDropHandle::new(patience);
         let half = FusedFirst {
             sqe,
             command,
@@ -156,7 +129,7 @@ impl HostConnection {
             second_memory: spare,
             second,
             number,
-            _timeout: _patience,
+            _timeout: patience,
         };
         self.tasks.set(tag, Task::FusedFirst(Box::new(half)));
         self.machine.admit(tag, command.data_out);

@@ -3,7 +3,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `association` | the controllers of one core, Connect, keep alive, shutdown |
+//! | `association` | Connect, keep alive, shutdown |
 //! | `authentication` | hosts that must authenticate |
 //! | `command` | a command from its arrival to its completion |
 //! | `copy` | executes Copy |
@@ -11,14 +11,12 @@
 //! | `tls_keys` | hosts that use TLS |
 //! | `reservations` | commands that change or report reservations, and notifications of changes |
 //! | `tasks` | the commands in flight of one connection |
-//! | `host_catalog` | the host's view of the catalog |
 
 mod association;
 mod authentication;
 mod command;
 mod copy;
 mod fused;
-mod host_catalog;
 mod reservations;
 mod tasks;
 mod tls_keys;
@@ -28,86 +26,23 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use block::{Account, Bufs, Credit, Error, RequestError};
-use nvme::auth::DhResult;
+use block::{Account, Bufs};
 use nvme::{Action, Completion, Config, Connect, Connection, Tag};
-use reservation::{Notifications, Table};
 use tokio::time::Instant;
-use volume::{ReservationChangeError, VolumeClient};
+use volume::VolumeClient;
 
 use crate::catalog::VolumeId;
-use crate::connection::{ConnectionEnd, Inbox, Protocol};
+use crate::channel::BoxedPskLookup;
+use crate::connection::{ConnectionEnd, Protocol};
+use crate::connection_notice::ConnectionNotice;
+use crate::limits::Limits;
 use crate::migration::{ConnectionContext, MigratableConnection};
-use crate::server::{AuthAttempt, ConnectionNotice, Limits, Server, Service};
+use crate::nvme_controllers::{Event, QueueRef};
+use crate::server::{AuthAttempt, Server, Service};
 
-pub(crate) use association::NvmeCore;
-use association::QueueRef;
 use authentication::QueueAuthentication;
 use fused::PreviousCommand;
 use tasks::Tasks;
-pub(crate) use tls_keys::psk_lookup;
-
-/// An event for a connection.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// A volume has answered.
-    Done { tag: Tag, result: Result<Bufs, RequestError> },
-    /// A Diffie-Hellman computation is complete, or failed; `wait` identifies the command.
-    Computed { tag: Tag, wait: u64, done: Option<DhResult> },
-    /// A delayed Connect may be decided now.
-    Decide { tag: Tag, connect: Box<Connect> },
-    /// The host has not completed an authentication in time.
-    AuthTimeout { number: u64 },
-    /// The second command of a fused pair has not arrived in time.
-    FusedTimeout { first: Tag, number: u64 },
-    /// A copy has ended; with the number of the first range that is not copied.
-    CopyDone { tag: Tag, result: Result<(), (u64, RequestError)> },
-    /// Memory of so many bytes that a command waited for; `wait` identifies the wait.
-    Memory { tag: Tag, wait: u64, credit: Credit, bytes: usize },
-    /// Memory that a command waited for can never be available.
-    NoMemory { tag: Tag, wait: u64 },
-    /// Reservations were changed, or could not be; `wait` identifies the command.
-    ReservationsChanged { tag: Tag, wait: u64, result: Result<(), ReservationChangeError> },
-    /// Reservations were read.
-    ReservationsRead { tag: Tag, wait: u64, result: Result<Table, Error> },
-    /// Notifications for the host about a change of a volume's reservations.
-    ReservationNotifications { volume: VolumeId, notices: Notifications },
-    /// The admin queue wants a command of this queue aborted.
-    Abort { cid: u16, abort_request: AbortRequest },
-    /// The answer to such an abort.
-    AbortAnswer { tag: Tag, aborted: bool },
-    /// The controller may have requests; for the connection of its admin queue.
-    Controller,
-    /// The controller or this queue was removed.
-    QueueGone(&'static str),
-    /// From the server.
-    Notice(ConnectionNotice),
-}
-
-/// An Abort command that waits for its answer. If dropped, it answers that nothing was aborted: the
-/// queue that it was sent to may be gone.
-#[derive(Debug)]
-pub(crate) struct AbortRequest {
-    inbox: Inbox<Event>,
-    tag: Tag,
-    aborted: bool,
-}
-
-impl AbortRequest {
-    fn new(inbox: Inbox<Event>, tag: Tag) -> Self {
-        Self { inbox, tag, aborted: false }
-    }
-
-    fn answer(mut self, aborted: bool) {
-        self.aborted = aborted;
-    }
-}
-
-impl Drop for AbortRequest {
-    fn drop(&mut self) {
-        self.inbox.push(Event::AbortAnswer { tag: self.tag, aborted: self.aborted });
-    }
-}
 
 /// One connection of a host.
 #[derive(Debug)]
@@ -156,6 +91,10 @@ impl MigratableConnection for HostConnection {
 
     fn begin(server: &Rc<Server>, _peer: SocketAddr, _local: SocketAddr) -> MigratingState {
         MigratingState { machine: Connection::new(config(server.limits())), connect: None }
+    }
+
+    fn psk_lookup(server: &Rc<Server>) -> Option<BoxedPskLookup> {
+        Some(tls_keys::psk_lookup(server))
     }
 
     fn attach(context: ConnectionContext<Event>, state: MigratingState) -> Self {

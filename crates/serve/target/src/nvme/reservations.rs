@@ -11,11 +11,12 @@ use reservation::{Change, Notification, Notifications, Table};
 use tokio::sync::oneshot;
 use volume::ReservationChangeError;
 
+use super::HostConnection;
 use super::association::RETURN_DATA_CLASS;
 use super::tasks::{PersistenceCommand, Task, Wait};
-use super::{Event, HostConnection};
 use crate::catalog::VolumeId;
-use crate::server::ServedVolume;
+use crate::nvme_controllers::Event;
+use crate::served_volumes::ServedVolume;
 
 /// A Reservation Report, in `memory`.
 pub(super) fn report(table: &Table, mut memory: BufsMut) -> Bufs {

@@ -3,14 +3,14 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use block::RequestError;
+use block::{Bufs, BufsMut, Lba, RequestError};
 use nvme::{IoCommand, Sqe, Tag};
 use reservation::Table;
 use tokio::task::AbortHandle;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::AbortRequest;
-use super::fused::FusedFirst;
-use crate::server::ServedVolume;
+use crate::nvme_controllers::AbortRequest;
+use crate::served_volumes::ServedVolume;
 use crate::third_party_copy::CancelToken;
 
 /// Commands that have arrived and have not been completed.
@@ -92,6 +92,34 @@ impl Drop for Wait {
             task.abort();
         }
     }
+}
+
+/// The first command of a fused pair, and the state of the second.
+#[derive(Debug)]
+pub(super) struct FusedFirst {
+    pub(super) sqe: Sqe,
+    pub(super) command: IoCommand,
+    pub(super) served: Rc<ServedVolume>,
+    pub(super) wait: Wait,
+    pub(super) data: Option<Bufs>,
+    /// Memory for the data of the second.
+    pub(super) second_memory: Option<BufsMut>,
+    pub(super) second: Option<FusedSecond>,
+    /// Identifies the timeout for the arrival of the second.
+    pub(super) number: u64,
+    pub(super) _timeout: AbortOnDropHandle<()>,
+}
+
+/// The second command of a fused pair.
+#[derive(Debug)]
+pub(super) struct FusedSecond {
+    pub(super) tag: Tag,
+    /// Start of both.
+    pub(super) at: Lba,
+    pub(super) fua: bool,
+    /// It may receive its data as soon as there is memory.
+    pub(super) wants_memory: bool,
+    pub(super) data: Option<Bufs>,
 }
 
 /// A command that volumes execute.

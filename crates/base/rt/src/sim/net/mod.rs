@@ -21,10 +21,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::event_queue::EventQueue;
-use super::host::{HostRun, HostState};
+use super::host_run::HostRun;
 use super::rng::Rng;
 use super::trace::Trace;
-use crate::net::ListenOptions;
+use crate::listen_options::ListenOptions;
 
 use connection::{Connection, Endpoint};
 pub use link::LinkSetup;
@@ -161,18 +161,18 @@ impl Network {
 
     pub(crate) fn listen(
         &self,
-        host: &HostState,
+        host: usize,
         boot: &Rc<HostRun>,
         at: SocketAddr,
         how: ListenOptions,
     ) -> io::Result<SimListener> {
         let mut state = self.0.state.borrow_mut();
-        if !(at.ip().is_unspecified() || at.ip().is_loopback() || at.ip() == host.address) {
+        if !(at.ip().is_unspecified() || at.ip().is_loopback() || at.ip() == address(host)) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
         let id = state.next_listener;
         state.next_listener += 1;
-        let h = &mut state.hosts[host.index];
+        let h = &mut state.hosts[host];
         let port = if at.port() == 0 { h.free_port() } else { at.port() };
         let at = SocketAddr::new(at.ip(), port);
         let clash = |l: &ListenSocket| l.covers(at) && !(l.how.reuse_port && how.reuse_port);
@@ -186,8 +186,8 @@ impl Network {
             ListenSocket { at, how, accept_queue: queue, arrived: Rc::clone(&arrived) },
         );
         drop(state);
-        self.event("listen", host.index, &[u64::from(port)]);
-        Ok(SimListener::new(self.clone(), host.index, id, at, arrived, Rc::clone(boot)))
+        self.event("listen", host, &[u64::from(port)]);
+        Ok(SimListener::new(self.clone(), host, id, at, arrived, Rc::clone(boot)))
     }
 
     /// Removes a listener; connections not yet accepted are reset.
@@ -203,11 +203,10 @@ impl Network {
 
     pub(crate) async fn dial(
         &self,
-        host: &HostState,
+        from: usize,
         boot: &Rc<HostRun>,
         to: SocketAddr,
     ) -> io::Result<SimStream> {
-        let from = host.index;
         let target = if to.ip().is_loopback() { Some(from) } else { self.host_at(to.ip()) };
         self.event("dial", from, &[u64::from(to.port())]);
         let Some(target) = target else {
@@ -216,7 +215,7 @@ impl Network {
         };
         for attempt in 0..=SYN_RETRIES {
             tokio::time::sleep(self.delay(from, target)).await;
-            match self.send_syn(host, boot, target, to) {
+            match self.send_syn(from, boot, target, to) {
                 SynOutcome::Accepted(stream) => {
                     tokio::time::sleep(self.delay(target, from)).await;
                     return Ok(stream);
@@ -246,12 +245,11 @@ impl Network {
     /// A SYN arrives, or is lost.
     fn send_syn(
         &self,
-        host: &HostState,
+        from: usize,
         boot: &Rc<HostRun>,
         target: usize,
         to: SocketAddr,
     ) -> SynOutcome {
-        let from = host.index;
         let mut state = self.0.state.borrow_mut();
         let port = to.port();
         if !(state.passes(from, target, port) && state.passes(target, from, port)) {
@@ -272,7 +270,7 @@ impl Network {
             return SynOutcome::Unanswered;
         }
         let port = state.hosts[from].free_port();
-        let local_ip = if to.ip().is_loopback() { to.ip() } else { host.address };
+        let local_ip = if to.ip().is_loopback() { to.ip() } else { address(from) };
         let local = SocketAddr::new(local_ip, port);
         let number = state.next_conn;
         state.next_conn += 1;

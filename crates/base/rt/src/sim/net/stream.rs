@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
 use super::{CURRENT, Network};
-use crate::sim::host::HostRun;
+use crate::sim::host_run::HostRun;
 
 /// Most bytes of one write.
 const MAX_WRITE: usize = 256 << 10;

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::FileDisk;
+use super::file::FileDisk;
 
 /// The library's name, with the version of its ABI.
 const LIBRARY: &str = "libblkid.so.1";

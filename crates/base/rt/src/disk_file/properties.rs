@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use super::{DiskInfo, DiskKind, OpenOptions, OpenReason};
+use super::info::{DiskInfo, DiskKind};
+use super::options::{OpenOptions, OpenReason};
 use crate::sys::{self, DirectAlign};
 
 /// Smallest block size, in bytes.

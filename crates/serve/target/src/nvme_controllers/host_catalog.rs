@@ -12,10 +12,11 @@ use nvme::{DiscoveryEntry, DiscoveryKind, DiscoveryLog, Namespace, Subsystem, Tl
 use crate::catalog::{
     Catalog, UnavailableNamespace, VolumeId, common_prefix_bits, pair_by_name, reachable_addresses,
 };
-use crate::server::{MAX_TRANSFER_BYTES, ServedVolume, Server, VolumeSpace};
+use crate::limits::MAX_TRANSFER_BYTES;
+use crate::served_volumes::{ServedVolume, ServedVolumes, VolumeSpace};
 
 /// The ANA state of a namespace on this node's controllers (NVMe Base 2.0, 8.1).
-pub(super) fn ana_state(access: Access) -> AnaState {
+pub(crate) fn ana_state(access: Access) -> AnaState {
     match access {
         Access::Optimized => AnaState::Optimized,
         Access::Transitioning => AnaState::Change,
@@ -24,7 +25,7 @@ pub(super) fn ana_state(access: Access) -> AnaState {
 }
 
 /// The identity of a subsystem.
-pub(super) fn subsystem(nqn: &str, serial: &str, quiesce_ms: u16) -> Rc<Subsystem> {
+pub(crate) fn subsystem(nqn: &str, serial: &str, quiesce_ms: u16) -> Rc<Subsystem> {
     Rc::new(Subsystem {
         nqn: nqn.into(),
         serial: serial.into(),
@@ -35,25 +36,25 @@ pub(super) fn subsystem(nqn: &str, serial: &str, quiesce_ms: u16) -> Rc<Subsyste
 }
 
 /// The identity of the discovery subsystem.
-pub(super) fn discovery_subsystem() -> Rc<Subsystem> {
+pub(crate) fn discovery_subsystem() -> Rc<Subsystem> {
     subsystem(DISCOVERY_NQN, "discovery", 0)
 }
 
 /// The namespaces of a subsystem that a host sees, from the catalog and the volumes of this core;
 /// those that are not here for now as they were `before`, or as the catalog knows them. A host
 /// treats an unlisted one as deleted.
-pub(super) fn namespaces(
-    server: &Server,
+pub(crate) fn namespaces(
+    volumes: &ServedVolumes,
     catalog: &Catalog,
     (nqn, hostnqn): (&str, &str),
     before: &BTreeMap<u32, Namespace>,
 ) -> BTreeMap<u32, Namespace> {
     let Some(entry) = catalog.subsystems.get(nqn) else { return BTreeMap::new() };
     let namespace = |(nsid, id): (u32, VolumeId)| {
-        let served = server.volume(id).filter(|_| !entry.unavailable.contains_key(&nsid));
+        let served = volumes.get(id).filter(|_| !entry.unavailable.contains_key(&nsid));
         let before = before.get(&nsid).filter(|before| before.uuid == id.0);
         let namespace = match (served, before, entry.unavailable.get(&nsid)) {
-            (Some(served), ..) => available_namespace(&served, server.space(id), catalog),
+            (Some(served), ..) => available_namespace(&served, volumes.space(id), catalog),
             (None, Some(before), _) => *before,
             (None, None, Some(absent)) => unavailable_namespace(id, absent, catalog),
             (None, None, None) => return None,
@@ -103,13 +104,13 @@ fn unavailable_namespace(
 }
 
 /// A partly used block counts as used.
-pub(super) fn used_blocks(space: VolumeSpace, info: &Info) -> u64 {
+pub(crate) fn used_blocks(space: VolumeSpace, info: &Info) -> u64 {
     space.used.div_ceil(info.block_size.into())
 }
 
 /// The discovery log for this host, which connected to `local`: the subsystems that it may use, at
 /// every portal of every node that serves their namespaces, and the other discovery services.
-pub(super) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> Rc<DiscoveryLog> {
+pub(crate) fn discovery(catalog: &Catalog, hostnqn: &str, local: SocketAddr) -> Rc<DiscoveryLog> {
     let portals = reachable_addresses(&catalog.nvme_portals, local);
     let mut entries = Vec::new();
     for (nqn, groups) in pair_by_name(&catalog.subsystems, &catalog.remote.subsystems) {

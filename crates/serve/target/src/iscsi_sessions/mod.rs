@@ -1,4 +1,6 @@
-//! The sessions and logical units of one core.
+//! The iSCSI sessions and logical units of one core, and the events of their connections.
+
+mod event;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,20 +22,21 @@ use scsi::{
 use tokio::time::Instant;
 use volume::{ReservationGate, VolumeClient};
 
-use super::Event;
-use super::login::portal_group;
 use crate::catalog::{
     AccessRule, Catalog, ChapCredentials, IscsiTarget, NodeIndex, Unavailability, VolumeId,
 };
 use crate::connection::Inbox;
-use crate::duplicate_names::ReplacementLog;
-use crate::server::{MAX_TRANSFER_BYTES, ServedVolume, Server, VolumeSpace};
-use crate::third_party_copy::{Principal, SessionEnded};
+use crate::duplicate_names::{DuplicateNames, ReplacementLog};
+use crate::limits::{Limits, MAX_TRANSFER_BYTES};
+use crate::principal::{Principal, SessionEnded};
+use crate::served_volumes::{ServedVolume, ServedVolumes, VolumeSpace};
+
+pub(crate) use event::{Event, TaskBarrier, Ticket};
 
 /// State shared by all iSCSI connections of a core.
 #[derive(Debug)]
 pub(crate) struct IscsiCore {
-    pub(super) config: Arc<Config>,
+    pub(crate) config: Arc<Config>,
     units: RefCell<BTreeMap<VolumeId, Rc<RefCell<LogicalUnit>>>>,
     sessions: RefCell<BTreeMap<u16, Rc<Session>>>,
     last_tsih: Cell<u16>,
@@ -42,25 +45,25 @@ pub(crate) struct IscsiCore {
 /// A normal session.
 #[derive(Debug)]
 pub(crate) struct Session {
-    pub(super) tsih: u16,
+    pub(crate) tsih: u16,
     /// Identifier of its one connection.
     cid: u16,
     /// The initiator's address.
     peer: SocketAddr,
-    pub(super) params: Params,
-    pub(super) initiator: Name,
-    pub(super) isid: [u8; 6],
-    pub(super) target: Option<Name>,
+    pub(crate) params: Params,
+    pub(crate) initiator: Name,
+    pub(crate) isid: [u8; 6],
+    pub(crate) target: Option<Name>,
     /// The rule that admitted it; if the rule changes the session ends.
-    pub(super) rule: AccessRule<ChapCredentials>,
+    pub(crate) rule: AccessRule<ChapCredentials>,
     /// Tag of its portal group.
-    pub(super) portal_group: u16,
+    pub(crate) portal_group: u16,
     /// Inbox of its current connection: its units' notices go there, whichever connection created
     /// it.
     inbox: Rc<RefCell<Inbox<Event>>>,
     /// Set when the session ends. Commands not started by then never are: the initiator may have
     /// given them up and written the same blocks through its next session.
-    pub(super) ended: SessionEnded,
+    pub(crate) ended: SessionEnded,
     /// The volumes that its target maps for it.
     lun_map: RefCell<BTreeMap<Lun, VolumeId>>,
     /// The first volume of each number that is no longer mapped. Its initiator may still have a
@@ -72,46 +75,26 @@ pub(crate) struct Session {
     luns: RefCell<Rc<[Lun]>>,
 }
 
-/// Ends a session when its connection goes, even by a panic: otherwise tasks waiting for the
-/// session's commands would wait for ever.
-#[derive(Debug)]
-pub(super) struct SessionGuard {
-    server: Rc<Server>,
-    session: Rc<Session>,
-}
-
-impl SessionGuard {
-    pub(super) fn new(server: &Rc<Server>, session: &Rc<Session>) -> Self {
-        Self { server: Rc::clone(server), session: Rc::clone(session) }
-    }
-}
-
-impl Drop for SessionGuard {
-    fn drop(&mut self) {
-        self.server.iscsi.end(&self.session);
-    }
-}
-
 /// A logical unit as one session sees it.
 #[derive(Debug)]
 pub(crate) struct SessionUnit {
-    pub(super) lun: Lun,
-    pub(super) served: Rc<ServedVolume>,
-    pub(super) state: Rc<RefCell<LogicalUnit>>,
-    pub(super) nexus: NexusId,
+    pub(crate) lun: Lun,
+    pub(crate) served: Rc<ServedVolume>,
+    pub(crate) state: Rc<RefCell<LogicalUnit>>,
+    pub(crate) nexus: NexusId,
     /// The nexus as the volume knows it.
-    pub(super) caller: Rc<VolumeClient>,
+    pub(crate) caller: Rc<VolumeClient>,
 }
 
 impl SessionUnit {
     /// The unit's shared state.
-    pub(super) fn shared_state(&self) -> SharedUnitState {
+    pub(crate) fn shared_state(&self) -> SharedUnitState {
         shared_state(&self.caller)
     }
 }
 
 impl Session {
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.ended.get()
     }
 
@@ -122,7 +105,7 @@ impl Session {
     }
 
     /// On whose behalf its commands copy, and until when.
-    pub(super) fn principal(&self) -> (Principal, SessionEnded) {
+    pub(crate) fn principal(&self) -> (Principal, SessionEnded) {
         let principal = Principal {
             initiator: self.initiator.clone(),
             isid: self.isid,
@@ -132,18 +115,17 @@ impl Session {
     }
 
     /// Sends an event to its connection.
-    pub(super) fn send_event(&self, what: Event) {
+    pub(crate) fn send_event(&self, what: Event) {
         self.inbox.borrow().push(what);
     }
 
     /// A login from `by` replaces this session: logs it if two hosts seem to share the initiator's
     /// name.
-    fn log_replacement(&self, server: &Server, by: SocketAddr) {
+    fn log_replacement(&self, duplicates: &RefCell<DuplicateNames>, by: SocketAddr) {
         let target = self.target.as_ref().map_or("", Name::as_str);
         let names = (self.initiator.as_str(), target);
         let addresses = [self.peer.ip(), by.ip()];
-        let replacement =
-            server.duplicate_names().borrow_mut().record_replaced(Instant::now(), names, addresses);
+        let replacement = duplicates.borrow_mut().record_replaced(Instant::now(), names, addresses);
         if let ReplacementLog::Duplicate(shared) = replacement {
             let [one, other] = shared.addresses;
             tracing::warn!(
@@ -185,43 +167,43 @@ impl Session {
     }
 
     /// A check whether the session still exists, for tasks that outlive it.
-    pub(super) fn liveness_check(&self) -> impl Fn() -> bool + use<> {
+    pub(crate) fn liveness_check(&self) -> impl Fn() -> bool + use<> {
         let ended = self.ended.clone();
         move || !ended.get()
     }
 
-    pub(super) fn unit_at(&self, lun: Lun) -> Option<Rc<SessionUnit>> {
+    pub(crate) fn unit_at(&self, lun: Lun) -> Option<Rc<SessionUnit>> {
         self.units.borrow().get(&lun).cloned()
     }
 
     /// Why a mapped unit is not present.
-    pub(super) fn unavailability(&self, lun: Lun) -> Option<Unavailability> {
+    pub(crate) fn unavailability(&self, lun: Lun) -> Option<Unavailability> {
         self.unavailable.borrow().get(&lun).copied()
     }
 
     /// Whether a unit still belongs to the session.
-    pub(super) fn contains(&self, unit: &SessionUnit) -> bool {
+    pub(crate) fn contains(&self, unit: &SessionUnit) -> bool {
         self.units.borrow().get(&unit.lun).is_some_and(|u| std::ptr::eq(&**u, unit))
     }
 
-    pub(super) fn unit(&self, id: VolumeId) -> Option<Rc<SessionUnit>> {
+    pub(crate) fn unit(&self, id: VolumeId) -> Option<Rc<SessionUnit>> {
         self.units.borrow().values().find(|u| u.served.id == id).cloned()
     }
 
-    pub(super) fn units(&self) -> Vec<Rc<SessionUnit>> {
+    pub(crate) fn units(&self) -> Vec<Rc<SessionUnit>> {
         self.units.borrow().values().cloned().collect()
     }
 
     /// The numbers that its target maps for the session, in ascending order.
-    pub(super) fn luns(&self) -> Rc<[Lun]> {
+    pub(crate) fn luns(&self) -> Rc<[Lun]> {
         Rc::clone(&self.luns.borrow())
     }
 }
 
 impl IscsiCore {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(limits: &Limits) -> Self {
         Self {
-            config: Arc::new(config),
+            config: Arc::new(config(limits)),
             units: RefCell::default(),
             sessions: RefCell::default(),
             last_tsih: Cell::new(0),
@@ -229,12 +211,12 @@ impl IscsiCore {
     }
 
     /// Whether a session has this handle.
-    pub(super) fn has_session(&self, tsih: u16) -> bool {
+    pub(crate) fn has_session(&self, tsih: u16) -> bool {
         self.sessions.borrow().contains_key(&tsih)
     }
 
     /// An unused handle.
-    pub(super) fn next_tsih(&self) -> u16 {
+    pub(crate) fn next_tsih(&self) -> u16 {
         let mut tsih = self.last_tsih.get();
         loop {
             tsih = tsih.wrapping_add(1).max(1);
@@ -246,12 +228,12 @@ impl IscsiCore {
     }
 
     /// Whether a login replaces a session.
-    pub(super) fn would_replace(&self, attempt: &LoginAttempt) -> bool {
+    pub(crate) fn would_replace(&self, attempt: &LoginAttempt) -> bool {
         self.sessions.borrow().values().any(|session| session.is_same_nexus(attempt))
     }
 
     /// The session whose connection a login reinstates (RFC 7143 6.3.4), in portal group `group`.
-    pub(super) fn session_to_reinstate(
+    pub(crate) fn session_to_reinstate(
         &self,
         attempt: &LoginAttempt,
         group: u16,
@@ -265,24 +247,25 @@ impl IscsiCore {
 
     /// Begins a session, ending the one that it replaces (RFC 7143 6.3.5), or continues one through
     /// another connection (6.3.4).
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &self,
-        server: &Server,
+        served: &ServedVolumes,
+        duplicates: &RefCell<DuplicateNames>,
         negotiated: &Negotiated,
         (target, admission): (&IscsiTarget, &AccessRule<ChapCredentials>),
         (inbox, peer): (Inbox<Event>, SocketAddr),
     ) -> Result<Rc<Session>, LoginStatus> {
         let attempt = &negotiated.login;
         if attempt.tsih != 0 {
-            let old =
-                self.session_to_reinstate(attempt, portal_group(&server.catalog(), target))?;
-            old.log_replacement(server, peer);
+            let group = served.catalog().portal_group(target);
+            let old = self.session_to_reinstate(attempt, group)?;
+            old.log_replacement(duplicates, peer);
             let session = Rc::new(old.reinstate(admission, &negotiated.params, (inbox, peer)));
-            self.refresh(server, &session, Some(target));
+            self.refresh(served, &session, Some(target));
             self.sessions.borrow_mut().insert(session.tsih, Rc::clone(&session));
             return Ok(session);
         }
-        self.replace(attempt, server, peer);
+        self.replace(attempt, duplicates, peer);
         if self.sessions.borrow().len() >= usize::from(u16::MAX) - 1 {
             return Err(LoginStatus::OutOfResources);
         }
@@ -295,7 +278,7 @@ impl IscsiCore {
             isid: attempt.isid,
             target: attempt.target.clone(),
             rule: admission.clone(),
-            portal_group: portal_group(&server.catalog(), target),
+            portal_group: served.catalog().portal_group(target),
             inbox: Rc::new(RefCell::new(inbox)),
             ended: SessionEnded::default(),
             lun_map: RefCell::default(),
@@ -304,16 +287,21 @@ impl IscsiCore {
             unavailable: RefCell::default(),
             luns: RefCell::new(Rc::new([])),
         });
-        self.refresh(server, &session, Some(target));
+        self.refresh(served, &session, Some(target));
         self.sessions.borrow_mut().insert(session.tsih, Rc::clone(&session));
         Ok(session)
     }
 
     /// Ends the session that the same initiator port has with the same target.
-    fn replace(&self, attempt: &LoginAttempt, server: &Server, peer: SocketAddr) {
+    fn replace(
+        &self,
+        attempt: &LoginAttempt,
+        duplicates: &RefCell<DuplicateNames>,
+        peer: SocketAddr,
+    ) {
         let old = self.sessions.borrow().values().find(|s| s.is_same_nexus(attempt)).cloned();
         if let Some(old) = old {
-            old.log_replacement(server, peer);
+            old.log_replacement(duplicates, peer);
             old.send_event(Event::Replaced);
             self.end(&old);
         }
@@ -322,9 +310,9 @@ impl IscsiCore {
     /// Sets the session's units to those that `target` maps for it (none if the target no longer
     /// exists for it). Remaining units report the change. Returns the removed ones: commands for
     /// them end.
-    pub(super) fn refresh(
+    pub(crate) fn refresh(
         &self,
-        server: &Server,
+        volumes: &ServedVolumes,
         session: &Session,
         target: Option<&IscsiTarget>,
     ) -> Vec<Rc<SessionUnit>> {
@@ -345,24 +333,24 @@ impl IscsiCore {
         let stays = |lun: &Lun, unit: &SessionUnit| {
             map.get(lun) == Some(&unit.served.id)
                 && is_away(*lun).is_none()
-                && server.volume(unit.served.id).is_some_and(|s| Rc::ptr_eq(&s, &unit.served))
+                && volumes.get(unit.served.id).is_some_and(|s| Rc::ptr_eq(&s, &unit.served))
         };
         let mut units = session.units.borrow_mut();
         let lost: Vec<_> = units.extract_if(.., |lun, unit| !stays(lun, unit)).collect();
         lost.iter().for_each(|(_, unit)| self.remove_unit(unit));
         let kept: Vec<_> = units.values().cloned().collect();
-        let (catalog, mut away) = (server.catalog(), BTreeMap::new());
+        let (catalog, mut away) = (volumes.catalog(), BTreeMap::new());
         map.retain(|&lun, &mut id| {
             if let Some(unit) = units.get(&lun) {
                 set_port_groups(&mut unit.state.borrow_mut(), &catalog, &unit.served, session);
                 return true;
             }
-            let served = server.volume(id).filter(|_| is_away(lun).is_none());
+            let served = volumes.get(id).filter(|_| is_away(lun).is_none());
             let Some(served) = served else {
                 away.insert(lun, is_away(lun).unwrap_or(Unavailability::BecomingReady));
                 return true;
             };
-            let unit = self.add_unit(session, lun, served, server);
+            let unit = self.add_unit(session, lun, served, volumes);
             unit.map(|unit| units.insert(lun, Rc::new(unit))).is_some()
         });
         *session.luns.borrow_mut() = map.keys().copied().collect();
@@ -384,11 +372,11 @@ impl IscsiCore {
         session: &Session,
         lun: Lun,
         served: Rc<ServedVolume>,
-        server: &Server,
+        volumes: &ServedVolumes,
     ) -> Option<SessionUnit> {
         let state = self.unit(&served);
-        set_port_groups(&mut state.borrow_mut(), &server.catalog(), &served, session);
-        if let Some(space) = server.space(served.id) {
+        set_port_groups(&mut state.borrow_mut(), &volumes.catalog(), &served, session);
+        if let Some(space) = volumes.space(served.id) {
             set_space(&mut state.borrow_mut(), &served, space);
         }
         let nexus = state.borrow_mut().add_nexus(nexus(session));
@@ -471,7 +459,7 @@ impl IscsiCore {
     }
 
     /// Ends a session; does nothing if it has ended.
-    pub(super) fn end(&self, session: &Rc<Session>) {
+    pub(crate) fn end(&self, session: &Rc<Session>) {
         session.ended.set();
         let mut sessions = self.sessions.borrow_mut();
         if sessions.get(&session.tsih).is_some_and(|s| Rc::ptr_eq(s, session)) {
@@ -484,9 +472,21 @@ impl IscsiCore {
     }
 
     /// All other sessions that see a unit of this volume.
-    pub(super) fn other_sessions(&self, than: &Rc<Session>, id: VolumeId) -> Vec<Rc<Session>> {
+    pub(crate) fn other_sessions(&self, than: &Rc<Session>, id: VolumeId) -> Vec<Rc<Session>> {
         let sees = |s: &&Rc<Session>| !Rc::ptr_eq(s, than) && s.unit(id).is_some();
         self.sessions.borrow().values().filter(sees).cloned().collect()
+    }
+}
+
+/// The machine's settings for these limits.
+fn config(limits: &Limits) -> Config {
+    Config {
+        window: limits.commands,
+        login_timeout: limits.login_timeout,
+        ping_after: limits.keep_alive,
+        receive_timeout: limits.receive_timeout,
+        data_timeout: limits.receive_timeout,
+        ..Config::default()
     }
 }
 

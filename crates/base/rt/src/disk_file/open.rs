@@ -8,7 +8,9 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use super::{DiskInfo, DiskKind, OpenError, OpenOptions, OpenReason, properties};
+use super::info::{DiskInfo, DiskKind};
+use super::options::{OpenError, OpenOptions, OpenReason};
+use super::properties;
 use crate::sys;
 
 /// How often opening a busy disk is retried, and the delay in between.
