@@ -170,7 +170,7 @@ fn name_of(initiator: &Initiator) -> (StoredNameKind, &[u8]) {
 }
 
 /// Whether these sorted registrations fit.
-pub(crate) fn registrants_fit(registrants: &[Registrant]) -> bool {
+fn registrants_fit(registrants: &[Registrant]) -> bool {
     let mut bytes = TABLE_HEADER_LEN + registrants.len() * REGISTRANT_LEN + RESERVED_NAME_BYTES;
     let mut last = None;
     for registrant in registrants {
@@ -253,6 +253,11 @@ impl ChangeEffect {
 }
 
 impl Table {
+    /// Whether the registrations fit a copy.
+    pub(crate) fn fits_one_copy(&self) -> bool {
+        registrants_fit(&self.registrants)
+    }
+
     /// Encodes one copy, of [`COPY_BYTES`]. A table that was never changed is all zeroes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {

@@ -15,6 +15,7 @@
 //! Nothing here does I/O or knows a protocol's bytes. Clauses are those of SPC-4 r37 and, for
 //! RESERVE and RELEASE, SPC-2 r20.
 
+mod apply;
 mod change;
 mod format;
 mod nexus;

@@ -155,6 +155,14 @@ impl Table {
         }
     }
 
+    /// Only a nexus registered with the given key may proceed (SPC-4 5.12.7, 6.16.3).
+    pub(crate) fn check_key(&self, by: &ItNexus, key: u64) -> Result<(), ReservationError> {
+        match self.registrant(by) {
+            Some(own) if own.key == key => Ok(()),
+            _ => Err(ReservationError::Conflict),
+        }
+    }
+
     /// SPC-4 5.12.8.
     pub(crate) fn register_and_move(
         &mut self,

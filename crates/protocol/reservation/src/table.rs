@@ -1,6 +1,5 @@
 //! The reservation table and its current state.
 
-use crate::format;
 use crate::nexus::ItNexus;
 use crate::rights::Rights;
 
@@ -230,6 +229,11 @@ impl Table {
         self.reservation.is_none() && self.spc2_reservation.is_none()
     }
 
+    /// SPC-4 6.15.2: all successful service actions except RESERVE and RELEASE increment it.
+    pub(crate) fn bump_pr_generation(&mut self) {
+        self.pr_generation = self.pr_generation.wrapping_add(1);
+    }
+
     /// What `nexus` may do (SPC-4 5.12.1, SPC-2 5.5.1).
     #[must_use]
     pub fn rights(&self, nexus: &ItNexus) -> Rights {
@@ -275,9 +279,5 @@ impl Table {
             self.spc2_reservation = None;
         }
         self
-    }
-
-    pub(crate) fn fits_one_copy(&self) -> bool {
-        format::registrants_fit(&self.registrants)
     }
 }

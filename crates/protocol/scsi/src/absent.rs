@@ -2,15 +2,16 @@
 //! and for the well-known logical unit REPORT LUNS (SAM-5 5.11, SPC-4 clause 8).
 
 use crate::cdb::Cdb;
+use crate::command::{Outcome, ParsedCommand, ReceivedCommand};
 use crate::failure;
 use crate::inquiry::{self, Peripheral};
 use crate::lun::Address;
 use crate::nexus::NexusId;
-use crate::opcodes;
+use crate::opcodes::TABLE;
 use crate::power;
 use crate::reply::{Refusal, Reply};
 use crate::sense::{Sense, SenseCode, SenseFormat, SenseKey};
-use crate::unit::{Outcome, ParsedCommand, ReceivedCommand};
+use crate::unit::UnitCapabilities;
 
 const INQUIRY: u8 = 0x12;
 const REPORT_LUNS: u8 = 0xa0;
@@ -109,7 +110,7 @@ fn outcome(stand: &AbsentUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refus
     if !answered {
         return Err(refusal.into());
     }
-    opcodes::lookup(cmd.cdb)?.check(cmd.cdb, opcodes::UnitCapabilities::default())?;
+    TABLE.lookup(cmd.cdb)?.check(cmd.cdb, UnitCapabilities::default())?;
     match opcode {
         REPORT_LUNS => inquiry::lun_list(cmd),
         REQUEST_SENSE => Ok(power::sense_data(&sense, cmd)),

@@ -9,38 +9,12 @@ use block::Access;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
+use crate::command::{Outcome, ParsedCommand};
 use crate::nexus::{AttentionScope, UnitAttention};
+use crate::port_groups::{PortGroup, PortGroups};
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
-
-/// One node that serves a unit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortGroup {
-    /// Target port group identifier.
-    pub id: u16,
-    /// Relative target port identifier of its one port, from 1; unique among groups.
-    pub port: u16,
-    /// SCSI name string of that port; iSCSI: `NAME,t,0xTPGT`.
-    pub name: String,
-    /// The access state through it.
-    pub access: Access,
-}
-
-/// All nodes that serve a unit.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct PortGroups {
-    /// Identifier of this node's group; always in the list.
-    local: u16,
-    pub(crate) all: Vec<PortGroup>,
-}
-
-impl PortGroups {
-    /// The relative target port identifiers of all nodes.
-    pub(crate) fn ports(&self) -> impl Iterator<Item = u16> {
-        self.all.iter().map(|group| group.port)
-    }
-}
+use crate::unit::LogicalUnit;
 
 impl LogicalUnit {
     /// Sets the groups of a unit that several nodes serve: this node's, `own`, and `others`.

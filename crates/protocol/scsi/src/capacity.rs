@@ -4,9 +4,10 @@ use block::{BlockStatus, Blocks, Lba};
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
+use crate::command::{AdmittedCommand, AdmittedOp, Outcome, ParsedCommand};
 use crate::reply::{Refusal, TransferLengths};
 use crate::sense::{Sense, SenseCode};
-use crate::unit::{AdmittedCommand, AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 
 impl LogicalUnit {
     fn last_block(&self) -> u64 {

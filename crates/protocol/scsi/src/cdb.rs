@@ -8,6 +8,12 @@ use crate::sense::Sense;
 /// Length of the longest supported command descriptor block.
 pub(crate) const CDB_MAX: usize = 16;
 
+/// Force unit access: the bit of byte 1 of READ, WRITE and the like.
+pub(crate) const FUA: u8 = 0x08;
+
+/// The UNMAP bit of byte 1 of WRITE SAME (SBC-3 5.43).
+pub(crate) const UNMAP_BIT: u8 = 0x08;
+
 /// The first 16 bytes of a command descriptor block, the first byte in the highest bits; missing
 /// bytes are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! READ DEFECT DATA (SBC-3 5.17, 5.18). The disks below a volume manage their bad blocks
 //! themselves: the lists are empty in every format.
 
+use crate::command::{Outcome, ParsedCommand};
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 
 /// REQ_PLIST, REQ_GLIST and DEFECT LIST FORMAT; the answer has the same bits.
 pub(crate) const REQUEST_BITS: u8 = 0x1f;

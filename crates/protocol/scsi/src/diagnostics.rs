@@ -3,9 +3,10 @@
 
 use block::{Blocks, Error, Lba, Request, RequestError};
 
+use crate::command::{AdmittedCommand, AdmittedOp, Outcome, ParsedCommand};
 use crate::reply::{Refusal, TransferLengths};
 use crate::sense::{Sense, SenseCode, SenseKey};
-use crate::unit::{AdmittedCommand, AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 
 pub(crate) const PF: u8 = 0x10;
 pub(crate) const SELF_TEST: u8 = 0x04;

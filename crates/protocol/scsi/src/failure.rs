@@ -2,8 +2,9 @@
 
 use block::{Access, Error, RequestError};
 
-use crate::reply::{Refusal, Status};
+use crate::reply::Refusal;
 use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::status::Status;
 
 /// Status and sense of a failure. `tas` is the TAS bit of the control mode page (SPC-4 7.5.8),
 /// `access` the access state of this node if other nodes serve the unit too.

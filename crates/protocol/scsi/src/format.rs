@@ -3,10 +3,11 @@
 
 use block::{Blocks, Lba, Request};
 
+use crate::command::{AdmittedCommand, AdmittedOp, Outcome, ParsedCommand};
 use crate::limits::MAX_PARAMETER_LIST;
 use crate::reply::{Refusal, TransferLengths};
 use crate::sense::{Sense, SenseCode};
-use crate::unit::{AdmittedCommand, AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 
 const LONGLIST: u8 = 0x20;
 const FMTDATA: u8 = 0x10;

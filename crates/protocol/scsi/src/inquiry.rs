@@ -3,15 +3,15 @@
 use zerocopy::big_endian::U16;
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
+use crate::command::{Outcome, ParsedCommand};
+use crate::designator::VENDOR;
 use crate::lun::{Lun, REPORT_LUNS_UNIT};
 use crate::nexus::UnitAttention;
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
+use crate::text::ascii;
+use crate::unit::LogicalUnit;
 use crate::vpd;
-
-/// T10 VENDOR IDENTIFICATION.
-pub(crate) const VENDOR: [u8; 8] = *b"WINDROSE";
 
 /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE (SPC-4 6.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,20 +93,6 @@ pub(crate) fn standard(
         reserved: [0; 22],
     };
     data.as_bytes().to_vec()
-}
-
-/// The printable ASCII characters of `text`, at most `max` (SPC-4 4.4.1).
-pub(crate) fn printable(text: &str, max: usize) -> impl Iterator<Item = u8> {
-    text.bytes().filter(|b| (0x20..=0x7e).contains(b)).take(max)
-}
-
-/// Left-aligned and filled with spaces (SPC-4 4.4.1).
-fn ascii<const N: usize>(text: &str) -> [u8; N] {
-    let mut out = [b' '; N];
-    for (to, byte) in out.iter_mut().zip(printable(text, N)) {
-        *to = byte;
-    }
-    out
 }
 
 const EVPD: u8 = 0x01;

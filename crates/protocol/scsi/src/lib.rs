@@ -24,32 +24,44 @@ mod absent;
 mod alua;
 mod capacity;
 mod cdb;
+mod command;
+mod command_table;
 mod copy;
+mod copy_commands;
 mod defects;
+mod designator;
 mod diagnostics;
 mod failure;
 mod format;
 mod inquiry;
+mod lifecycle;
 mod limits;
 mod log;
 mod lun;
 mod mode;
+mod mode_parameters;
 mod nexus;
 mod opcodes;
 mod persistent_reservations;
+mod port_groups;
 mod power;
 mod provisioning;
 mod reply;
+mod reservation_encoding;
 mod rw;
 mod sense;
 mod space;
+mod status;
 mod supported;
+mod text;
 mod unit;
 mod verify;
 mod vpd;
 
 pub use absent::{Unavailability, answer as answer_absent, answer_unavailable};
-pub use alua::PortGroup;
+pub use command::{
+    Admission, AdmittedCommand, ReceivedCommand, RunningCommand, SharedUnitState, Step,
+};
 pub use copy::{
     CopyFault, CopyHandle, CopyIoError, CopyOutcome, CopyPlan, CopyRange, CopySegment, Cscd,
     CscdTarget, PresentedToken, ROD_TOKEN_LEN, RodToken, Side, TOKEN_LIFETIME_S, TokenFault,
@@ -59,18 +71,17 @@ pub use lun::{Address, Lun};
 pub use nexus::{
     AttentionScope, MAX_NEXUSES, Nexus, NexusId, TargetPort, TooManyNexuses, UnitAttention,
 };
-pub use reply::{DataIn, Reply, Status, TransferLengths};
+pub use port_groups::PortGroup;
+pub use reply::{DataIn, Reply, TransferLengths};
 pub use sense::{
     CopyFailurePoint, CopyFieldPointer, CscdAnswer, FieldPointer, SENSE_MAX, Sense, SenseBytes,
     SenseCode, SenseFormat, SenseKey,
 };
-pub use unit::{
-    Admission, AdmittedCommand, LogicalUnit, ReceivedCommand, RunningCommand, SharedUnitState,
-    Step, UnitConfig,
-};
+pub use status::Status;
+pub use unit::{LogicalUnit, UnitConfig};
 
 /// The name of the command that begins with these bytes, for logs and traces.
 #[must_use]
 pub fn command_name(cdb: &[u8]) -> &'static str {
-    opcodes::lookup(cdb::Cdb::new(cdb)).map_or("unknown command", |entry| entry.name)
+    opcodes::TABLE.lookup(cdb::Cdb::new(cdb)).map_or("unknown command", |entry| entry.name)
 }

@@ -2,8 +2,6 @@
 
 use block::Info;
 
-use crate::unit::UnitConfig;
-
 /// Most descriptors of one UNMAP: so its parameter list fits a page of memory.
 pub(crate) const MAX_UNMAP_DESCRIPTORS: u16 = 255;
 
@@ -38,8 +36,10 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn new(config: &UnitConfig, info: &Info) -> Self {
-        let max_transfer = config.max_transfer_blocks.min(info.max_transfer_blocks).max(1);
+    /// Of a unit that moves at most `max_transfer_blocks` with one command, on a device with these
+    /// properties.
+    pub(crate) fn new(max_transfer_blocks: u32, info: &Info) -> Self {
+        let max_transfer = max_transfer_blocks.min(info.max_transfer_blocks).max(1);
         let can_unmap = info.unmap_granularity_blocks > 0;
         Self {
             max_transfer,

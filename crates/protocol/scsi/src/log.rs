@@ -1,10 +1,11 @@
 //! LOG SENSE (SPC-4 6.8, 7.3; SBC-3 6.3). No counter can be reset by initiators, so there is no LOG
 //! SELECT.
 
+use crate::command::{Outcome, ParsedCommand};
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::space::ThinSpace;
-use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
+use crate::space::{ThinSpace, threshold_sets};
+use crate::unit::LogicalUnit;
 
 /// Page code and subpage code.
 type Id = (u8, u8);
@@ -96,7 +97,7 @@ impl LogicalUnit {
         const DEDICATED: u8 = 0x01;
         const SHARED: u8 = 0x02;
         let resource = |code: u16, blocks: u64, scope: u8| {
-            let [a, b, c, d] = self.threshold_sets(blocks).to_be_bytes();
+            let [a, b, c, d] = threshold_sets(blocks, self.info.block_size).to_be_bytes();
             parameter(code, &[a, b, c, d, scope, 0, 0, 0])
         };
         [resource(AVAILABLE, space.available, SHARED), resource(USED, space.used, DEDICATED)]

@@ -8,11 +8,12 @@ mod pages;
 use arrayvec::ArrayVec;
 
 use pages::{Id, Ids};
-pub(crate) use pages::{ModeParameters, THRESHOLDS, Threshold};
 
+use crate::command::{AdmittedOp, Outcome, ParsedCommand};
+use crate::mode_parameters::ModeParameters;
 use crate::reply::Refusal;
 use crate::sense::{Sense, SenseCode};
-use crate::unit::{AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 
 const ALL_PAGES: u8 = 0x3f;
 const ALL_SUBPAGES: u8 = 0xff;

@@ -3,8 +3,8 @@
 use slab::Slab;
 
 use crate::copy::CopyOperations;
-use crate::mode::THRESHOLDS;
 use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::space::THRESHOLDS;
 
 /// Most I_T nexuses of one unit.
 pub const MAX_NEXUSES: usize = 4096;

@@ -1,269 +1,16 @@
 //! The table of commands. It drives parsing (lengths, reserved bits, requirements on the unit) and
 //! REPORT SUPPORTED OPERATION CODES (SPC-4 6.35), so the two cannot disagree.
 
-use arrayvec::ArrayVec;
-
-use crate::cdb::{CDB_MAX, Cdb};
+use crate::cdb::{CDB_MAX, FUA, UNMAP_BIT};
+use crate::command::{Outcome, ParsedCommand};
+use crate::command_table::ConflictClass::{Never, Reads, Spc2Only, Writes};
+use crate::command_table::{CdbUsage, CommandEntry, CommandTable, Requirement};
 use crate::reply::Refusal;
-use crate::sense::{Sense, SenseCode};
-use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 use crate::{
-    alua, capacity, copy, defects, diagnostics, format, inquiry, log, mode,
+    alua, capacity, copy_commands, defects, diagnostics, format, inquiry, log, mode,
     persistent_reservations, power, provisioning, rw, supported, verify,
 };
-
-/// How a command conflicts with reservations (SPC-2 5.5, SPC-4 5.12).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ConflictClass {
-    /// Queries the unit, or is checked by the reservation table itself: never conflicts.
-    Never,
-    /// Conflicts only with SPC-2 reservations.
-    Spc2Only,
-    /// Reads contents or state.
-    Reads,
-    /// Changes contents or state.
-    Writes,
-}
-
-pub(crate) type Handler = fn(&mut LogicalUnit, &ParsedCommand<'_>) -> Result<Outcome, Refusal>;
-
-/// One command.
-pub(crate) struct CommandEntry {
-    /// The standard's name.
-    pub(crate) name: &'static str,
-    pub(crate) usage: CdbUsage,
-    pub(crate) conflict_class: ConflictClass,
-    /// Whether the unit must be started.
-    pub(crate) accesses_medium: bool,
-    /// Whether a pending unit attention ends it (SAM-5 5.14).
-    pub(crate) ends_with_attention: bool,
-    pub(crate) requires: Requirement,
-    pub(crate) handler: Handler,
-}
-
-/// Features that not all units have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Requirement {
-    Nothing,
-    /// Logical block provisioning management, for the whole command.
-    Unmap,
-    /// The same for the UNMAP bit of byte 1.
-    UnmapBit,
-    /// Target port groups.
-    PortGroups,
-    /// Reservations shared by all nodes.
-    Reservations,
-    /// Atomic writes.
-    AtomicWrites,
-}
-
-/// The features of a unit that not all have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct UnitCapabilities {
-    /// Logical block provisioning management.
-    pub(crate) can_unmap: bool,
-    /// Target port groups.
-    pub(crate) has_port_groups: bool,
-    /// Reservations shared by all nodes.
-    pub(crate) keeps_reservations: bool,
-    /// Atomic writes.
-    pub(crate) writes_atomically: bool,
-}
-
-/// The UNMAP bit of WRITE SAME (SBC-3 5.43).
-pub(crate) const UNMAP_BIT: u8 = 0x08;
-
-/// CDB USAGE DATA (SPC-4 6.35): the operation code, the service action if there is one, and a one
-/// for every bit that is used. All other bits must be zero.
-#[derive(Clone, Copy)]
-pub(crate) struct CdbUsage {
-    bits: u128,
-    len: u8,
-    has_service_action: bool,
-}
-
-const SERVICE_ACTION: u8 = 0x1f;
-
-impl CdbUsage {
-    const fn of(bytes: &[u8]) -> Self {
-        let mut padded = [0; CDB_MAX];
-        let mut i = 0;
-        while i < bytes.len() {
-            padded[i] = bytes[i];
-            i += 1;
-        }
-        let bits = u128::from_be_bytes(padded);
-        Self { bits, len: bytes.len() as u8, has_service_action: false }
-    }
-
-    const fn with_service_action(mut self) -> Self {
-        self.has_service_action = true;
-        self
-    }
-
-    /// Length of the command descriptor block.
-    pub(crate) fn len(self) -> usize {
-        usize::from(self.len)
-    }
-
-    pub(crate) const fn opcode(self) -> u8 {
-        (self.bits >> 120) as u8
-    }
-
-    pub(crate) fn service_action(self) -> Option<u8> {
-        self.has_service_action.then_some((self.bits >> 112) as u8 & SERVICE_ACTION)
-    }
-
-    fn without_unmap_bit(mut self) -> Self {
-        self.bits &= !(u128::from(UNMAP_BIT) << 112);
-        self
-    }
-
-    pub(crate) fn bytes(self) -> ArrayVec<u8, CDB_MAX> {
-        self.bits.to_be_bytes().into_iter().take(self.len()).collect()
-    }
-
-    /// The bits that may be set, including those after the end of the command.
-    fn allowed(self) -> u128 {
-        let service_action = if self.has_service_action { u128::from(SERVICE_ACTION) } else { 0 };
-        let tail = u128::MAX.checked_shr(8 * u32::from(self.len)).unwrap_or(0);
-        self.bits | 0xff << 120 | service_action << 112 | tail
-    }
-}
-
-impl CommandEntry {
-    const fn new(name: &'static str, access: ConflictClass, usage: CdbUsage, run: Handler) -> Self {
-        Self {
-            name,
-            usage,
-            conflict_class: access,
-            accesses_medium: false,
-            ends_with_attention: true,
-            requires: Requirement::Nothing,
-            handler: run,
-        }
-    }
-
-    const fn accessing_medium(mut self) -> Self {
-        self.accesses_medium = true;
-        self
-    }
-
-    const fn despite_attention(mut self) -> Self {
-        self.ends_with_attention = false;
-        self
-    }
-
-    const fn requiring(mut self, needs: Requirement) -> Self {
-        self.requires = needs;
-        self
-    }
-
-    /// The usage data for a unit with these capabilities.
-    pub(crate) fn usage(&self, capabilities: UnitCapabilities) -> CdbUsage {
-        if self.requires == Requirement::UnmapBit && !capabilities.can_unmap {
-            self.usage.without_unmap_bit()
-        } else {
-            self.usage
-        }
-    }
-
-    pub(crate) fn is_supported(&self, capabilities: UnitCapabilities) -> bool {
-        match self.requires {
-            Requirement::Nothing | Requirement::UnmapBit => true,
-            Requirement::Unmap => capabilities.can_unmap,
-            Requirement::PortGroups => capabilities.has_port_groups,
-            Requirement::Reservations => capabilities.keeps_reservations,
-            Requirement::AtomicWrites => capabilities.writes_atomically,
-        }
-    }
-
-    /// The entry, or the error for a unit that does not support it.
-    pub(crate) fn supported(
-        &'static self,
-        capabilities: UnitCapabilities,
-    ) -> Result<&'static Self, Sense> {
-        match self.usage.service_action() {
-            _ if self.is_supported(capabilities) => Ok(self),
-            Some(_) => Err(NO_SUCH_SERVICE_ACTION),
-            None => Err(NO_SUCH_OPCODE),
-        }
-    }
-
-    /// How this particular command conflicts. Allowing medium removal and starting the unit affect
-    /// no other initiator (SPC-4 5.12.1, SBC-3 4.17).
-    pub(crate) fn conflict_class_of(&self, cdb: Cdb) -> ConflictClass {
-        let harmless = match self.usage.opcode() {
-            0x1e => cdb.byte(4) & 0x03 == 0,
-            0x1b => cdb.byte(4) & 0xf1 == 0x01,
-            _ => false,
-        };
-        if harmless { Spc2Only } else { self.conflict_class }
-    }
-
-    /// Whether it needs an available path. Commands that query the unit do not (SPC-4 5.15.2.4.5
-    /// has the minimum), including those for the size: an initiator that first finds the unit on
-    /// this node then knows its properties once it is available.
-    pub(crate) fn needs_available_path(&self) -> bool {
-        let on_medium = self.accesses_medium && matches!(self.conflict_class, Reads | Spc2Only);
-        self.conflict_class == Writes || on_medium || self.requires == Requirement::Reservations
-    }
-
-    /// Checks the length and the reserved bits of a command of this kind.
-    pub(crate) fn check(&self, cdb: Cdb, capabilities: UnitCapabilities) -> Result<(), Sense> {
-        if cdb.len() < self.usage.len() {
-            return Err(Sense::illegal(SenseCode::INVALID_FIELD_IN_CDB));
-        }
-        cdb.check_reserved(self.usage(capabilities).allowed())
-    }
-}
-
-/// The result of a lookup.
-pub(crate) enum Lookup {
-    Command(&'static CommandEntry),
-    /// The operation code exists, the service action does not.
-    NoSuchServiceAction,
-    NoSuchOpcode,
-}
-
-/// The entry of an operation code and, if it has them, a service action.
-pub(crate) fn find(opcode: u8, service_action: u8) -> Lookup {
-    let first = usize::from(FIRST[usize::from(opcode)]);
-    let entries = TABLE.get(first..).unwrap_or_default();
-    let mut found = Lookup::NoSuchOpcode;
-    for entry in entries.iter().take_while(|e| e.usage.opcode() == opcode) {
-        if entry.usage.service_action().is_none_or(|sa| sa == service_action) {
-            return Lookup::Command(entry);
-        }
-        found = Lookup::NoSuchServiceAction;
-    }
-    found
-}
-
-/// The entry of a command, or the sense data for an unknown one.
-pub(crate) fn lookup(cdb: Cdb) -> Result<&'static CommandEntry, Sense> {
-    match find(cdb.opcode(), cdb.byte(1) & SERVICE_ACTION) {
-        Lookup::Command(entry) => Ok(entry),
-        Lookup::NoSuchServiceAction => Err(NO_SUCH_SERVICE_ACTION),
-        Lookup::NoSuchOpcode => Err(NO_SUCH_OPCODE),
-    }
-}
-
-const NO_SUCH_SERVICE_ACTION: Sense = Sense::field(1, Some(4));
-const NO_SUCH_OPCODE: Sense = Sense::illegal(SenseCode::INVALID_OPERATION_CODE);
-
-/// Index of the first entry of each operation code; beyond the table if there is none.
-static FIRST: [u8; 256] = first_entries();
-
-const fn first_entries() -> [u8; 256] {
-    let mut first = [u8::MAX; 256];
-    let mut i = TABLE.len();
-    while i > 0 {
-        i -= 1;
-        first[TABLE[i].usage.opcode() as usize] = i as u8;
-    }
-    first
-}
 
 // Commands that name a range of blocks have byte 1 for flags, then address, count and group number
 // (1Fh: not used but allowed, SBC-3 4.23), and end with the control byte, which is zero: NACA is
@@ -275,9 +22,6 @@ const DPO_BYTCHK: u8 = 0x10 | 0x06;
 const DPO_BYTCHK_1: u8 = 0x10 | 0x02;
 const IMMED: u8 = 0x02;
 const SYNC_NV_IMMED: u8 = 0x04 | IMMED;
-
-/// Force unit access.
-pub(crate) const FUA: u8 = 0x08;
 
 const fn six(opcode: u8) -> CdbUsage {
     CdbUsage::of(&[opcode, 0x1f, 0xff, 0xff, 0xff, 0])
@@ -372,11 +116,11 @@ const fn third_party(opcode: u8, service_action: u8, middle: [u8; 4]) -> CdbUsag
         .with_service_action()
 }
 
-const COPY_LID1: CdbUsage = third_party(0x83, copy::EXTENDED_COPY_LID1, [0; 4]);
-const COPY_LID4: CdbUsage = third_party(0x83, copy::EXTENDED_COPY_LID4, [0; 4]);
+const COPY_LID1: CdbUsage = third_party(0x83, copy_commands::EXTENDED_COPY_LID1, [0; 4]);
+const COPY_LID4: CdbUsage = third_party(0x83, copy_commands::EXTENDED_COPY_LID4, [0; 4]);
 const COPY_ABORT: CdbUsage = CdbUsage::of(&[
     0x83,
-    copy::COPY_OPERATION_ABORT,
+    copy_commands::COPY_OPERATION_ABORT,
     0xff,
     0xff,
     0xff,
@@ -409,13 +153,16 @@ const fn token(service_action: u8) -> CdbUsage {
     CdbUsage::of(&usage).with_service_action()
 }
 
-const POPULATE_TOKEN: CdbUsage = token(copy::POPULATE_TOKEN);
-const WRITE_USING_TOKEN: CdbUsage = token(copy::WRITE_USING_TOKEN);
-const TOKEN_INFORMATION: CdbUsage = third_party(0x84, copy::ROD_TOKEN_INFORMATION, [0xff; 4]);
-const COPY_STATUS_LID1: CdbUsage = third_party(0x84, copy::COPY_STATUS_LID1, [0xff, 0, 0, 0]);
-const COPY_PARAMETERS: CdbUsage = third_party(0x84, copy::OPERATING_PARAMETERS, [0; 4]);
-const COPY_DETAILS: CdbUsage = third_party(0x84, copy::FAILED_SEGMENT_DETAILS, [0xff, 0, 0, 0]);
-const COPY_STATUS_LID4: CdbUsage = third_party(0x84, copy::COPY_STATUS_LID4, [0xff; 4]);
+const POPULATE_TOKEN: CdbUsage = token(copy_commands::POPULATE_TOKEN);
+const WRITE_USING_TOKEN: CdbUsage = token(copy_commands::WRITE_USING_TOKEN);
+const TOKEN_INFORMATION: CdbUsage =
+    third_party(0x84, copy_commands::ROD_TOKEN_INFORMATION, [0xff; 4]);
+const COPY_STATUS_LID1: CdbUsage =
+    third_party(0x84, copy_commands::COPY_STATUS_LID1, [0xff, 0, 0, 0]);
+const COPY_PARAMETERS: CdbUsage = third_party(0x84, copy_commands::OPERATING_PARAMETERS, [0; 4]);
+const COPY_DETAILS: CdbUsage =
+    third_party(0x84, copy_commands::FAILED_SEGMENT_DETAILS, [0xff, 0, 0, 0]);
+const COPY_STATUS_LID4: CdbUsage = third_party(0x84, copy_commands::COPY_STATUS_LID4, [0xff; 4]);
 const MODE_SENSE_10: CdbUsage = CdbUsage::of(&[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]);
 const MODE_SELECT_10: CdbUsage = CdbUsage::of(&[0x55, 0x10, 0, 0, 0, 0, 0, 0xff, 0xff, 0]);
 const UNMAP: CdbUsage = CdbUsage::of(&[0x42, 0, 0, 0, 0, 0, 0x1f, 0xff, 0xff, 0]);
@@ -427,10 +174,19 @@ const SUPPORTED_CODES: CdbUsage =
 const SUPPORTED_TASK_MANAGEMENT: CdbUsage =
     listing(0xa3, [0x0d, 0x80, 0, 0, 0]).with_service_action();
 
-use ConflictClass::{Never, Reads, Spc2Only, Writes};
+/// The commands that this target supports.
+pub(crate) static TABLE: CommandTable = CommandTable::new(&ENTRIES);
+
+/// REPORT SUPPORTED OPERATION CODES, from this table.
+fn supported_operation_codes(
+    unit: &mut LogicalUnit,
+    cmd: &ParsedCommand<'_>,
+) -> Result<Outcome, Refusal> {
+    supported::operation_codes(&TABLE, unit.capabilities(), cmd)
+}
 
 /// All commands, by operation code and service action.
-pub(crate) static TABLE: [CommandEntry; 72] = [
+static ENTRIES: [CommandEntry; 72] = [
     CommandEntry::new("TEST UNIT READY", Spc2Only, plain_six(0x00), power::test_unit_ready)
         .accessing_medium(),
     CommandEntry::new("REQUEST SENSE", Never, REQUEST_SENSE, power::request_sense)
@@ -574,34 +330,49 @@ pub(crate) static TABLE: [CommandEntry; 72] = [
         persistent_reservations::persistent_reserve_out,
     )
     .requiring(Requirement::Reservations),
-    CommandEntry::new("EXTENDED COPY(LID1)", Writes, COPY_LID1, copy::extended_copy)
+    CommandEntry::new("EXTENDED COPY(LID1)", Writes, COPY_LID1, copy_commands::extended_copy)
         .accessing_medium(),
-    CommandEntry::new("EXTENDED COPY(LID4)", Writes, COPY_LID4, copy::extended_copy)
+    CommandEntry::new("EXTENDED COPY(LID4)", Writes, COPY_LID4, copy_commands::extended_copy)
         .accessing_medium(),
-    CommandEntry::new("POPULATE TOKEN", Reads, POPULATE_TOKEN, copy::populate_token)
+    CommandEntry::new("POPULATE TOKEN", Reads, POPULATE_TOKEN, copy_commands::populate_token)
         .accessing_medium(),
-    CommandEntry::new("WRITE USING TOKEN", Writes, WRITE_USING_TOKEN, copy::write_using_token)
-        .accessing_medium(),
-    CommandEntry::new("COPY OPERATION ABORT", Writes, COPY_ABORT, copy::abort),
-    CommandEntry::new("RECEIVE COPY STATUS(LID1)", Reads, COPY_STATUS_LID1, copy::status_lid1),
+    CommandEntry::new(
+        "WRITE USING TOKEN",
+        Writes,
+        WRITE_USING_TOKEN,
+        copy_commands::write_using_token,
+    )
+    .accessing_medium(),
+    CommandEntry::new("COPY OPERATION ABORT", Writes, COPY_ABORT, copy_commands::abort),
+    CommandEntry::new(
+        "RECEIVE COPY STATUS(LID1)",
+        Reads,
+        COPY_STATUS_LID1,
+        copy_commands::status_lid1,
+    ),
     CommandEntry::new(
         "RECEIVE COPY OPERATING PARAMETERS",
         Never,
         COPY_PARAMETERS,
-        copy::operating_parameters,
+        copy_commands::operating_parameters,
     ),
     CommandEntry::new(
         "RECEIVE COPY FAILURE DETAILS",
         Reads,
         COPY_DETAILS,
-        copy::failed_segment_details,
+        copy_commands::failed_segment_details,
     ),
-    CommandEntry::new("RECEIVE COPY STATUS(LID4)", Reads, COPY_STATUS_LID4, copy::status_lid4),
+    CommandEntry::new(
+        "RECEIVE COPY STATUS(LID4)",
+        Reads,
+        COPY_STATUS_LID4,
+        copy_commands::status_lid4,
+    ),
     CommandEntry::new(
         "RECEIVE ROD TOKEN INFORMATION",
         Reads,
         TOKEN_INFORMATION,
-        copy::rod_token_information,
+        copy_commands::rod_token_information,
     ),
     CommandEntry::new("READ(16)", Reads, sixteen(0x88, DPO_FUA), rw::read).accessing_medium(),
     CommandEntry::new("COMPARE AND WRITE", Writes, COMPARE_AND_WRITE, verify::compare_and_write)
@@ -660,7 +431,7 @@ pub(crate) static TABLE: [CommandEntry; 72] = [
         "REPORT SUPPORTED OPERATION CODES",
         Reads,
         SUPPORTED_CODES,
-        supported::operation_codes,
+        supported_operation_codes,
     ),
     CommandEntry::new(
         "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS",
@@ -686,6 +457,10 @@ pub(crate) static TABLE: [CommandEntry; 72] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cdb::Cdb;
+    use crate::command_table::Lookup;
+    use crate::sense::Sense;
+    use crate::unit::UnitCapabilities;
 
     const ALL: UnitCapabilities = UnitCapabilities {
         can_unmap: true,
@@ -703,10 +478,10 @@ mod tests {
     #[test]
     fn the_table_is_in_order_and_every_entry_can_be_found() {
         let order = |e: &CommandEntry| (e.usage.opcode(), e.usage.service_action());
-        assert!(TABLE.windows(2).all(|w| order(&w[0]) < order(&w[1])));
-        for entry in &TABLE {
+        assert!(ENTRIES.windows(2).all(|w| order(&w[0]) < order(&w[1])));
+        for entry in &ENTRIES {
             let service_action = entry.usage.service_action().unwrap_or(0);
-            let Lookup::Command(found) = find(entry.usage.opcode(), service_action) else {
+            let Lookup::Command(found) = TABLE.find(entry.usage.opcode(), service_action) else {
                 panic!("{} is not found", entry.name)
             };
             assert_eq!(found.name, entry.name);
@@ -716,7 +491,7 @@ mod tests {
     /// SPC-4 4.2.5.1: the operation code's group gives the length.
     #[test]
     fn lengths_follow_the_groups() {
-        for entry in &TABLE {
+        for entry in &ENTRIES {
             let expect = match entry.usage.opcode() >> 5 {
                 0 => 6,
                 1 | 2 => 10,
@@ -731,7 +506,7 @@ mod tests {
     /// SAM-5 5.2: NACA is refused wherever the control byte is.
     #[test]
     fn naca_is_refused_by_every_command() {
-        for entry in &TABLE {
+        for entry in &ENTRIES {
             let mut bytes = entry.usage.bytes();
             let control = bytes.len() - 1;
             assert!(entry.check(Cdb::new(&bytes), ALL).is_ok(), "{}", entry.name);
@@ -743,19 +518,19 @@ mod tests {
 
     #[test]
     fn without_unmap_the_commands_are_unsupported() {
-        let Ok(same) = lookup(Cdb::new(&[0x93])) else { panic!("WRITE SAME(16) exists") };
+        let Ok(same) = TABLE.lookup(Cdb::new(&[0x93])) else { panic!("WRITE SAME(16) exists") };
         let cdb = Cdb::new(&[0x93, UNMAP_BIT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
         assert_eq!(same.check(cdb, ALL), Ok(()));
         assert_eq!(same.check(cdb, NONE), Err(Sense::field(1, Some(3))));
         assert_eq!((same.usage(NONE).bytes()[1], same.usage(ALL).bytes()[1]), (0x01, 0x09));
-        let others = TABLE.iter().filter(|e| !e.is_supported(NONE));
+        let others = ENTRIES.iter().filter(|e| !e.is_supported(NONE));
         let others = others.filter(|e| e.requires != Requirement::Reservations).map(|e| e.name);
         assert!(others.eq(["UNMAP", "WRITE ATOMIC(16)", "REPORT TARGET PORT GROUPS"]));
     }
 
     #[test]
     fn a_short_block_is_refused() {
-        let Ok(read) = lookup(Cdb::new(&[0x28])) else { panic!("READ(10) exists") };
+        let Ok(read) = TABLE.lookup(Cdb::new(&[0x28])) else { panic!("READ(10) exists") };
         assert!(read.check(Cdb::new(&[0x28; 9]), ALL).is_err());
     }
 
@@ -763,7 +538,7 @@ mod tests {
     /// nothing else.
     #[test]
     fn informational_commands_need_no_access() {
-        let free = TABLE.iter().filter(|e| !e.needs_available_path()).map(|e| e.name);
+        let free = ENTRIES.iter().filter(|e| !e.needs_available_path()).map(|e| e.name);
         assert_eq!(
             free.collect::<Vec<_>>(),
             [

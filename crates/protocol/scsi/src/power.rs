@@ -1,10 +1,15 @@
 //! TEST UNIT READY, REQUEST SENSE, START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SPC-4 6.47,
 //! 6.39, SBC-3 5.25, 5.10).
 
+use crate::command::{AdmittedOp, Outcome, ParsedCommand};
 use crate::failure::UNAVAILABLE;
 use crate::reply::Refusal;
 use crate::sense::{Sense, SenseCode, SenseFormat, SenseKey};
-use crate::unit::{AdmittedOp, LogicalUnit, NOT_STARTED, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
+
+/// The sense data of a unit that START STOP UNIT has stopped (SBC-3 5.25).
+pub(crate) const NOT_STARTED: Sense =
+    Sense::new(SenseKey::NotReady, SenseCode::INITIALIZING_COMMAND_REQUIRED);
 
 /// TEST UNIT READY: everything it tests was already checked.
 pub(crate) fn test_unit_ready(

@@ -4,11 +4,12 @@ use block::{Blocks, Buf, Bufs, Lba, Request};
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+use crate::cdb::UNMAP_BIT;
+use crate::command::{AdmittedOp, Outcome, ParsedCommand};
 use crate::limits::Limits;
-use crate::opcodes::UNMAP_BIT;
 use crate::reply::{Refusal, TransferLengths};
 use crate::sense::{Sense, SenseCode};
-use crate::unit::{AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 
 /// No data-out buffer: WRITE SAME(16) writes zeroes without data.
 pub(crate) const NDOB: u8 = 0x01;

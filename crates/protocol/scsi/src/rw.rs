@@ -5,10 +5,11 @@
 use block::Blocks;
 
 use crate::cdb::CdbRange;
-use crate::opcodes::FUA;
+use crate::cdb::FUA;
+use crate::command::{AdmittedCommand, AdmittedOp, Outcome, ParsedCommand};
 use crate::reply::{DataIn, Refusal, TransferLengths};
 use crate::sense::{Sense, SenseCode, SenseKey};
-use crate::unit::{AdmittedCommand, AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::LogicalUnit;
 
 /// READ(6), (10), (12), (16). Reads no more blocks than the transport will take.
 pub(crate) fn read(unit: &mut LogicalUnit, cmd: &ParsedCommand<'_>) -> Result<Outcome, Refusal> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use crate::reply::Status;
+use crate::status::Status;
 
 /// The category of an error (SPC-4 4.5.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,9 +1,9 @@
 //! Space that a thin unit uses and has available, and the thresholds reported to initiators (SBC-3
 //! 4.7.3.7, 6.4).
 
-use crate::mode::{ModeParameters, Threshold};
-use crate::nexus::{AttentionScope, UnitAttention};
-use crate::unit::LogicalUnit;
+/// Offsets of the descriptors of the thresholds in the logical block provisioning mode page: one
+/// for available space, one for used space.
+pub(crate) const THRESHOLDS: [usize; 2] = [16, 24];
 
 /// Bytes of a threshold set, the unit of space.
 const THRESHOLD_SET_BYTES: u32 = 1 << 20;
@@ -17,51 +17,41 @@ pub(crate) struct ThinSpace {
     armed: [bool; 2],
 }
 
-impl LogicalUnit {
-    /// The unit uses `used_blocks`, and `available_blocks` more are available. The driver calls
-    /// this periodically; when a threshold is crossed every initiator gets a unit attention, once.
-    /// Only for thin units.
-    pub fn set_space(&mut self, used_blocks: u64, available_blocks: u64) {
-        if !self.config.thin || !self.can_unmap() {
-            return;
-        }
-        let first = self.space.is_none();
-        let space = ThinSpace { used: used_blocks, available: available_blocks, armed: [false; 2] };
-        let reached = self.thresholds_reached(&self.modes, &space);
-        let was_armed = self.space.map_or([false; 2], |s| s.armed);
-        self.space = Some(ThinSpace { armed: reached.map(|r| !r), ..space });
-        if first {
-            // A log page, a mode page and the exponent have appeared.
-            self.nexuses.raise(AttentionScope::All, UnitAttention::InquiryChanged);
-        }
-        let reported = self.modes.reports_thresholds;
-        for (n, what) in [UnitAttention::SpaceLow, UnitAttention::SpaceUsed].into_iter().enumerate()
-        {
-            if reported && self.modes.thresholds[n].enabled && was_armed[n] && reached[n] {
-                self.nexuses.raise(AttentionScope::All, what);
-            }
-        }
+/// A threshold of space, in threshold sets (SBC-3 4.7.3.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Threshold {
+    pub(crate) enabled: bool,
+    pub(crate) count: u32,
+}
+
+impl ThinSpace {
+    /// Space of a unit with blocks of `block_size` bytes; the thresholds that it has not reached
+    /// are armed.
+    pub(crate) fn new(
+        used: u64,
+        available: u64,
+        thresholds: &[Threshold; 2],
+        block_size: u32,
+    ) -> Self {
+        let mut space = Self { used, available, armed: [false; 2] };
+        space.rearm(thresholds, block_size);
+        space
     }
 
-    /// The thresholds have changed: the initiator that set them knows which are already reached.
-    pub(crate) fn rearm_thresholds(&mut self) {
-        if let Some(space) = self.space {
-            let armed = self.thresholds_reached(&self.modes, &space).map(|reached| !reached);
-            self.space = Some(ThinSpace { armed, ..space });
-        }
+    /// Arms the thresholds that are not reached.
+    pub(crate) fn rearm(&mut self, thresholds: &[Threshold; 2], block_size: u32) {
+        let [low, taken] = thresholds;
+        let reached = [
+            threshold_sets(self.available, block_size) <= low.count,
+            threshold_sets(self.used, block_size) >= taken.count,
+        ];
+        self.armed = reached.map(|reached| !reached);
     }
 
-    fn thresholds_reached(&self, modes: &ModeParameters, space: &ThinSpace) -> [bool; 2] {
-        let [low, taken] = modes.thresholds;
-        [
-            self.threshold_sets(space.available) <= low.count,
-            self.threshold_sets(space.used) >= taken.count,
-        ]
-    }
-
-    /// `blocks` converted to threshold sets.
-    pub(crate) fn threshold_sets(&self, blocks: u64) -> u32 {
-        threshold_sets(blocks, self.info.block_size)
+    /// Which thresholds it has reached that were armed `before`.
+    pub(crate) fn newly_reached(&self, before: Option<&Self>) -> [bool; 2] {
+        let was_armed = before.map_or([false; 2], |space| space.armed);
+        std::array::from_fn(|n| was_armed[n] && !self.armed[n])
     }
 }
 
@@ -70,7 +60,8 @@ pub(crate) fn threshold_exponent(block_size: u32) -> u32 {
     (THRESHOLD_SET_BYTES / block_size.max(1)).checked_ilog2().unwrap_or(0).max(1)
 }
 
-fn threshold_sets(blocks: u64, block_size: u32) -> u32 {
+/// `blocks` converted to threshold sets.
+pub(crate) fn threshold_sets(blocks: u64, block_size: u32) -> u32 {
     u32::try_from(blocks >> threshold_exponent(block_size)).unwrap_or(u32::MAX)
 }
 

@@ -1,42 +1,45 @@
 //! REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS (SPC-4 6.35, 6.36), from the
 //! table of commands.
 
-use crate::opcodes::{self, CommandEntry, Lookup, TABLE, UnitCapabilities};
+use crate::command::{Outcome, ParsedCommand};
+use crate::command_table::{CommandEntry, CommandTable, Lookup};
 use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
+use crate::unit::{LogicalUnit, UnitCapabilities};
 
 const OPTIONS_FIELD: u16 = 2;
 const OPCODE_FIELD: u16 = 3;
 const SERVICE_ACTION_FIELD: u16 = 4;
 const RCTD: u8 = 0x80;
 
-/// REPORT SUPPORTED OPERATION CODES.
+/// REPORT SUPPORTED OPERATION CODES: the commands of `table` that a unit with these capabilities
+/// supports.
 pub(crate) fn operation_codes(
-    unit: &mut LogicalUnit,
+    table: &CommandTable,
+    capabilities: UnitCapabilities,
     cmd: &ParsedCommand<'_>,
 ) -> Result<Outcome, Refusal> {
-    let capabilities = unit.capabilities();
     let timeouts = cmd.cdb.has(2, RCTD);
     let (opcode, service_action) = (cmd.cdb.byte(3), cmd.cdb.u16(4));
     let data = match cmd.cdb.byte(2) & 0x07 {
-        0 => all(capabilities, timeouts),
+        0 => all(table, capabilities, timeouts),
         1 => {
-            if service_actions(opcode) {
+            if service_actions(table, opcode) {
                 return Err(Sense::field(OPCODE_FIELD, None).into());
             }
-            one(look_up(opcode, 0, capabilities), capabilities, timeouts)
+            one(look_up(table, opcode, 0, capabilities), capabilities, timeouts)
         }
         2 => {
-            if matches!(opcodes::find(opcode, 0), Lookup::Command(_)) && !service_actions(opcode) {
+            let exists = matches!(table.find(opcode, 0), Lookup::Command(_));
+            if exists && !service_actions(table, opcode) {
                 return Err(Sense::field(SERVICE_ACTION_FIELD, None).into());
             }
-            one(look_up(opcode, service_action, capabilities), capabilities, timeouts)
+            one(look_up(table, opcode, service_action, capabilities), capabilities, timeouts)
         }
         // Either: a command without service actions is supported with service action zero only.
         3 => {
-            let entry = look_up(opcode, service_action, capabilities)
-                .filter(|_| service_action == 0 || service_actions(opcode));
+            let entry = look_up(table, opcode, service_action, capabilities)
+                .filter(|_| service_action == 0 || service_actions(table, opcode));
             one(entry, capabilities, timeouts)
         }
         _ => return Err(Sense::field(OPTIONS_FIELD, Some(2)).into()),
@@ -45,17 +48,18 @@ pub(crate) fn operation_codes(
 }
 
 /// Whether the operation code has service actions.
-fn service_actions(opcode: u8) -> bool {
-    TABLE.iter().any(|e| e.usage.opcode() == opcode && e.usage.service_action().is_some())
+fn service_actions(table: &CommandTable, opcode: u8) -> bool {
+    table.entries.iter().any(|e| e.usage.opcode() == opcode && e.usage.service_action().is_some())
 }
 
 fn look_up(
+    table: &CommandTable,
     opcode: u8,
     service_action: u16,
     capabilities: UnitCapabilities,
 ) -> Option<&'static CommandEntry> {
     let service_action = u8::try_from(service_action).ok()?;
-    match opcodes::find(opcode, service_action) {
+    match table.find(opcode, service_action) {
         Lookup::Command(entry) => Some(entry).filter(|e| e.is_supported(capabilities)),
         Lookup::NoSuchServiceAction | Lookup::NoSuchOpcode => None,
     }
@@ -65,11 +69,11 @@ fn look_up(
 const TIMEOUTS: [u8; 12] = [0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// All commands (SPC-4 6.35).
-fn all(capabilities: UnitCapabilities, timeouts: bool) -> Vec<u8> {
+fn all(table: &CommandTable, capabilities: UnitCapabilities, timeouts: bool) -> Vec<u8> {
     const CTDP: u8 = 0x02;
     const SERVACTV: u8 = 0x01;
     let mut out = vec![0; 4];
-    for entry in TABLE.iter().filter(|e| e.is_supported(capabilities)) {
+    for entry in table.entries.iter().filter(|e| e.is_supported(capabilities)) {
         let service_action = entry.usage.service_action();
         let mut flags = if service_action.is_some() { SERVACTV } else { 0 };
         if timeouts {

@@ -2,10 +2,12 @@
 
 use block::{Blocks, Bufs, Lba, Request};
 
-use crate::opcodes::FUA;
-use crate::reply::{Refusal, Status, TransferLengths};
+use crate::cdb::FUA;
+use crate::command::{AdmittedCommand, AdmittedOp, Outcome, ParsedCommand};
+use crate::reply::{Refusal, TransferLengths};
 use crate::sense::Sense;
-use crate::unit::{AdmittedCommand, AdmittedOp, LogicalUnit, Outcome, ParsedCommand};
+use crate::status::Status;
+use crate::unit::LogicalUnit;
 
 /// VERIFY(10), (12), (16). BYTCHK selects the comparison: 0 none, the medium is read; 1 as many
 /// blocks as are verified; 3 one block for all.

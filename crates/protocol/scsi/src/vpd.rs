@@ -1,15 +1,16 @@
 //! Vital product data pages of INQUIRY (SPC-4 7.8, SBC-3 6.5).
 
-use std::fmt::Write;
-
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, Unaligned};
 
-use crate::copy;
-use crate::inquiry::{self, VENDOR};
+use crate::copy_commands::third_party_copy_page;
+use crate::designator::{
+    BINARY, NAME_STRING, PORT_GROUP, RELATIVE_PORT, UTF_8, scsi_name_string, unit_designators,
+};
 use crate::nexus::{NexusId, TargetPort};
 use crate::sense::SENSE_MAX;
 use crate::space::threshold_exponent;
+use crate::text::printable;
 use crate::unit::LogicalUnit;
 
 const SUPPORTED: u8 = 0x00;
@@ -43,12 +44,12 @@ const SERIAL_MAX: usize = 64;
 pub(crate) fn page(unit: &LogicalUnit, nexus: NexusId, code: u8) -> Option<Vec<u8>> {
     let body = match code {
         SUPPORTED => PAGES.to_vec(),
-        SERIAL => inquiry::printable(&unit.config.serial, SERIAL_MAX).collect(),
+        SERIAL => printable(&unit.config.serial, SERIAL_MAX).collect(),
         IDENTIFICATION => identification(unit, &unit.nexuses.get(nexus)?.target_port),
         EXTENDED => extended(unit.info.volatile_cache),
         MODE_POLICY => mode_policy(),
         PORTS => ports(unit, &unit.nexuses.get(nexus)?.target_port),
-        THIRD_PARTY_COPY => copy::third_party_copy_page(unit.info.block_size),
+        THIRD_PARTY_COPY => third_party_copy_page(unit.info.block_size),
         BLOCK_LIMITS => block_limits(unit).as_bytes().to_vec(),
         CHARACTERISTICS => characteristics(unit.config.solid_state),
         PROVISIONING => provisioning(unit),
@@ -67,36 +68,6 @@ enum Association {
     Unit = 0x00,
     Port = 0x10,
     Target = 0x20,
-}
-
-const BINARY: u8 = 0x1;
-const ASCII: u8 = 0x2;
-const UTF_8: u8 = 0x3;
-
-const T10_VENDOR_ID: u8 = 0x1;
-const NAA: u8 = 0x3;
-const RELATIVE_PORT: u8 = 0x4;
-const PORT_GROUP: u8 = 0x5;
-const NAME_STRING: u8 = 0x8;
-
-/// A designator of a unit.
-pub(crate) struct Designator {
-    pub(crate) kind: u8,
-    pub(crate) code_set: u8,
-    pub(crate) id: Vec<u8>,
-}
-
-/// All designators of the unit of a volume.
-pub(crate) fn unit_designators(uuid: &[u8; 16]) -> [Designator; 3] {
-    let naa = naa(uuid);
-    let mut vendor_id = VENDOR.to_vec();
-    vendor_id.extend(hex(uuid).into_bytes());
-    let unit_name = scsi_name_string(&format!("naa.{}", hex(&naa)));
-    [
-        Designator { kind: NAA, code_set: BINARY, id: naa.to_vec() },
-        Designator { kind: T10_VENDOR_ID, code_set: ASCII, id: vendor_id },
-        Designator { kind: NAME_STRING, code_set: UTF_8, id: unit_name },
-    ]
 }
 
 /// Device identification (SPC-4 7.8).
@@ -160,43 +131,6 @@ fn designator(out: &mut Vec<u8>, of: Association, kind: u8, code_set: u8, id: &[
     let len = u8::try_from(id.len()).expect("designators are at most 252 bytes");
     out.extend([protocol | code_set, piv | of as u8 | kind, 0, len]);
     out.extend(id);
-}
-
-/// An NAA IEEE registered extended designator (SPC-4 7.8) from a volume's UUID.
-///
-/// The project has no company identifier. The one here has the local bit set, which IEEE never
-/// assigns, so it is no other vendor's; the 100 bits that follow are the UUID's, without the digits
-/// that are the same in all UUIDs of a version.
-fn naa(uuid: &[u8; 16]) -> [u8; 16] {
-    const REGISTERED_EXTENDED: u8 = 0x6;
-    const COMPANY: [u8; 6] = [0, 2, 5, 7, 5, 2];
-    const VERSION_AND_VARIANT: [usize; 2] = [12, 16];
-    let digits = uuid.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
-    let random = digits
-        .enumerate()
-        .filter(|(i, _)| !VERSION_AND_VARIANT.contains(i))
-        .map(|(_, digit)| digit);
-    let mut nibbles = std::iter::once(REGISTERED_EXTENDED).chain(COMPANY).chain(random);
-    std::array::from_fn(|_| {
-        let (high, low) = (nibbles.next().unwrap_or(0), nibbles.next().unwrap_or(0));
-        high << 4 | low
-    })
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut out, byte| {
-        write!(out, "{byte:02x}").expect("a string takes everything");
-        out
-    })
-}
-
-/// A SCSI name string: null-terminated and padded to a multiple of four bytes (SPC-4 7.8).
-fn scsi_name_string(text: &str) -> Vec<u8> {
-    const MAX: usize = 251;
-    let mut out = text.as_bytes().to_vec();
-    out.truncate(MAX);
-    out.resize((out.len() + 1).next_multiple_of(4), 0);
-    out
 }
 
 /// Extended INQUIRY data (SPC-4 7.8), without its header.
@@ -286,25 +220,4 @@ fn provisioning(unit: &LogicalUnit) -> Vec<u8> {
         None => 0,
     };
     vec![exponent, flags, kind, 0]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_naa_is_the_uuid_without_its_fixed_digits() {
-        let uuid = [
-            0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0x4d, 0xef, 0x81, 0x23, 0x45, 0x67, 0x89, 0xab,
-            0xcd, 0xef,
-        ];
-        assert_eq!(hex(&naa(&uuid)), "6025752".to_owned() + "0123456789abdef123456789a");
-    }
-
-    #[test]
-    fn names_end_in_nulls() {
-        assert_eq!(scsi_name_string("iqn"), b"iqn\0");
-        assert_eq!(scsi_name_string("iqn."), b"iqn.\0\0\0\0");
-        assert_eq!(scsi_name_string(&"x".repeat(400)).len(), 252);
-    }
 }

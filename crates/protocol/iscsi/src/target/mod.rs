@@ -10,6 +10,7 @@
 //! | `login`, `auth` | login phase, pure |
 //! | `window` | command numbers |
 //! | `task`, `command`, `data_out`, `response` | a SCSI command from its arrival to its status |
+//! | `read_transfer` | a read whose data is being sent |
 //! | `task_management`, `logout`, `text`, `nop` | the other requests |
 //! | `send` | the counters in what is sent |
 //! | `timers` | what may not take for ever |
@@ -23,6 +24,7 @@ mod dispatch;
 mod login;
 mod logout;
 mod nop;
+mod read_transfer;
 mod response;
 mod send;
 mod task;

@@ -1,12 +1,12 @@
 //! Completion of SCSI commands: data and status.
 
 use arrayvec::ArrayVec;
-use rt::buf::Bufs;
 use zerocopy::big_endian::U32;
 
 use super::Connection;
 use super::action::{CommandOutcome, Direction};
 use super::dispatch::Subject;
+use super::read_transfer::{CommandEnd, ReadTransfer, Residual};
 use super::send::StatSnUse;
 use super::task::{DeferredStatus, Disposition, Task, TaskPhase};
 use crate::pdu::{DataIn, FINAL, NO_TAG, ScsiResponse};
@@ -217,28 +217,6 @@ impl Connection {
     }
 }
 
-/// Status of a command, as sent to the initiator.
-#[derive(Clone, Copy, Debug)]
-struct CommandEnd {
-    itt: u32,
-    status: u8,
-    residual: Residual,
-}
-
-/// A read whose data is being sent.
-#[derive(Debug)]
-pub(super) struct ReadTransfer {
-    end: CommandEnd,
-    sense: Box<[u8]>,
-    data: Bufs,
-    /// First byte that has not been sent.
-    position: usize,
-    /// Latest end of the current sequence of PDUs.
-    burst_end: usize,
-    /// PDUs sent.
-    pdus: u32,
-}
-
 /// RFC 7143 11.4.7: sense data preceded by its length.
 pub(super) fn sense_segment(sense: &[u8]) -> ArrayVec<u8, { MAX_SENSE + 2 }> {
     let mut segment = ArrayVec::new();
@@ -250,42 +228,4 @@ pub(super) fn sense_segment(sense: &[u8]) -> ArrayVec<u8, { MAX_SENSE + 2 }> {
         segment.extend(sense.iter().copied());
     }
     segment
-}
-
-/// By how much a transfer missed what the initiator expected (RFC 7143 11.4.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Residual {
-    flags: u8,
-    count: u32,
-}
-
-impl Residual {
-    fn of(expected: u32, presented: u64) -> Self {
-        let expected = u64::from(expected);
-        let flags = match presented.cmp(&expected) {
-            std::cmp::Ordering::Less => ScsiResponse::UNDERFLOW,
-            std::cmp::Ordering::Equal => 0,
-            std::cmp::Ordering::Greater => ScsiResponse::OVERFLOW,
-        };
-        let count = u32::try_from(presented.abs_diff(expected)).unwrap_or(u32::MAX);
-        Self { flags, count }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// RFC 7143 11.4.5.1.
-    #[test]
-    fn residuals_count_both_ways() {
-        let of = |e, p| {
-            let r = Residual::of(e, p);
-            (r.flags, r.count)
-        };
-        assert_eq!(of(512, 512), (0, 0));
-        assert_eq!(of(512, 36), (0x02, 476));
-        assert_eq!(of(0, 512), (0x04, 512));
-        assert_eq!(of(0, u64::MAX), (0x04, u32::MAX));
-    }
 }

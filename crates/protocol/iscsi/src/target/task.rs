@@ -9,7 +9,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::action::Direction;
-use super::response::ReadTransfer;
+use super::read_transfer::ReadTransfer;
 use crate::pdu::NO_TAG;
 use crate::stream::{Tag, TaskBuffers};
 

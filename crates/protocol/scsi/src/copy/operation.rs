@@ -6,9 +6,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use super::{MAX_OPERATIONS, RodToken};
-use crate::reply::{Refusal, Reply, Status};
+use super::rod::RodToken;
+use crate::reply::{Refusal, Reply};
 use crate::sense::{CopyFieldPointer, Sense, SenseBytes, SenseCode};
+use crate::status::Status;
+
+/// Most identified operations kept per initiator.
+pub(crate) const MAX_OPERATIONS: usize = 16;
 
 /// One EXTENDED COPY. Shared by its driver and by the nexus that may query it.
 #[derive(Debug)]
@@ -16,23 +20,23 @@ pub(crate) struct CopyOperation {
     id: Option<u32>,
     /// Offset of the identifier in the parameter list.
     id_field: u16,
-    pub(super) service_action: u8,
+    pub(crate) service_action: u8,
     /// Whether success is reported in sense data (G_SENSE).
-    pub(super) g_sense: bool,
+    pub(crate) g_sense: bool,
     /// Commands completed by its source and destination, modulo 2^16.
-    pub(super) commands_completed: Cell<u16>,
+    pub(crate) commands_completed: Cell<u16>,
     /// Bytes written contiguously.
-    pub(super) bytes_written: Cell<u64>,
+    pub(crate) bytes_written: Cell<u64>,
     /// Segments completed, and the one in progress.
-    pub(super) segments_processed: Cell<u16>,
-    pub(super) current: RefCell<CurrentSegment>,
-    pub(super) state: RefCell<CopyState>,
+    pub(crate) segments_processed: Cell<u16>,
+    pub(crate) current: RefCell<CurrentSegment>,
+    pub(crate) state: RefCell<CopyState>,
     /// Whether RECEIVE COPY STATUS(LID1) has reported the result.
-    pub(super) status_reported: Cell<bool>,
+    pub(crate) status_reported: Cell<bool>,
     /// Whether RECEIVE COPY FAILURE DETAILS(LID1) has reported it.
-    pub(super) details_reported: Cell<bool>,
+    pub(crate) details_reported: Cell<bool>,
     /// The token that it has created.
-    pub(super) token: RefCell<Option<RodToken>>,
+    pub(crate) token: RefCell<Option<RodToken>>,
     aborted: Cell<bool>,
     /// Whether COPY OPERATION ABORT has ended it.
     cleared: Cell<bool>,
@@ -40,7 +44,7 @@ pub(crate) struct CopyOperation {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum CopyState {
+pub(crate) enum CopyState {
     Running,
     Done,
     Aborted { status: Status, sense: SenseBytes },
@@ -49,13 +53,13 @@ pub(super) enum CopyState {
 
 /// The segment in progress.
 #[derive(Debug, Default)]
-pub(super) struct CurrentSegment {
+pub(crate) struct CurrentSegment {
     /// Offset of its CSCD descriptors in the parameter list.
     source: Option<u16>,
     destination: Option<u16>,
     /// Its length in bytes, and the block size of the destination.
-    pub(super) bytes: u64,
-    pub(super) block_size: u32,
+    pub(crate) bytes: u64,
+    pub(crate) block_size: u32,
     /// End of the contiguously written part.
     contiguous_end: u64,
     /// Written parts beyond that: offset and length.
@@ -63,7 +67,7 @@ pub(super) struct CurrentSegment {
 }
 
 impl CurrentSegment {
-    pub(super) fn new(source: Option<u16>, destination: Option<u16>) -> Self {
+    pub(crate) fn new(source: Option<u16>, destination: Option<u16>) -> Self {
         Self { source, destination, ..Self::default() }
     }
 
@@ -86,7 +90,7 @@ impl CurrentSegment {
     }
 
     /// The number of blocks not written contiguously, if any (SPC-4 5.17.7.4).
-    pub(super) fn residual(&self) -> Option<u64> {
+    pub(crate) fn residual(&self) -> Option<u64> {
         let any = self.contiguous_end > 0 || !self.out_of_order.is_empty();
         any.then(|| {
             self.bytes.saturating_sub(self.contiguous_end) / u64::from(self.block_size.max(1))
@@ -94,14 +98,14 @@ impl CurrentSegment {
     }
 
     /// The descriptor of the destination, or of the source.
-    pub(super) fn cscd_field(&self, destination: bool) -> Option<CopyFieldPointer> {
+    pub(crate) fn cscd_field(&self, destination: bool) -> Option<CopyFieldPointer> {
         let byte = if destination { self.destination } else { self.source };
         byte.map(CopyFieldPointer::List)
     }
 }
 
 impl CopyOperation {
-    pub(super) fn new(id: Option<u32>, id_field: u16, service_action: u8, tells: bool) -> Self {
+    pub(crate) fn new(id: Option<u32>, id_field: u16, service_action: u8, tells: bool) -> Self {
         Self {
             id,
             id_field,
@@ -121,22 +125,22 @@ impl CopyOperation {
         }
     }
 
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         matches!(*self.state.borrow(), CopyState::Running)
     }
 
-    pub(super) fn begin_segment(&self, current: CurrentSegment) {
+    pub(crate) fn begin_segment(&self, current: CurrentSegment) {
         self.segments_processed.update(|n| n.saturating_add(1));
         self.current.replace(current);
     }
 
-    pub(super) fn record_written(&self, at: u64, len: u64) {
+    pub(crate) fn record_written(&self, at: u64, len: u64) {
         let more = self.current.borrow_mut().record_written(at, len);
         self.bytes_written.update(|n| n.saturating_add(more));
     }
 
     /// Records the reply to its command.
-    pub(super) fn complete(&self, reply: &Reply, aborted: bool) {
+    pub(crate) fn complete(&self, reply: &Reply, aborted: bool) {
         let (status, sense) = (reply.status, reply.sense.clone());
         *self.state.borrow_mut() = match status {
             Status::Good => CopyState::Done,
@@ -147,7 +151,7 @@ impl CopyOperation {
 
     /// It is no longer carried out. If its command is answered all the same, that answer is
     /// recorded.
-    pub(super) fn abandon(&self) {
+    pub(crate) fn abandon(&self) {
         if self.is_running() {
             let (status, sense) = (Status::TaskAborted, SenseBytes::new());
             self.state.replace(CopyState::Aborted { status, sense });
@@ -155,27 +159,27 @@ impl CopyOperation {
     }
 
     /// Ends it as COPY OPERATION ABORT does.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.cleared.set(true);
         self.abort();
     }
 
-    pub(super) fn is_cleared(&self) -> bool {
+    pub(crate) fn is_cleared(&self) -> bool {
         self.cleared.get()
     }
 
-    pub(super) fn abort(&self) {
+    pub(crate) fn abort(&self) {
         self.aborted.set(true);
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    pub(super) fn is_aborted(&self) -> bool {
+    pub(crate) fn is_aborted(&self) -> bool {
         self.aborted.get()
     }
 
-    pub(super) fn poll_aborted(&self, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_aborted(&self, cx: &Context<'_>) -> Poll<()> {
         if self.is_aborted() {
             return Poll::Ready(());
         }
@@ -190,7 +194,7 @@ pub(crate) struct CopyOperations(Vec<Rc<CopyOperation>>);
 
 impl CopyOperations {
     /// Adds an operation; an ended one with the same identifier is forgotten.
-    pub(super) fn insert(&mut self, operation: &Rc<CopyOperation>) -> Result<(), Refusal> {
+    pub(crate) fn insert(&mut self, operation: &Rc<CopyOperation>) -> Result<(), Refusal> {
         let Some(id) = operation.id else { return Ok(()) };
         match self.find(id) {
             Some(known) if known.is_running() => {
@@ -211,7 +215,7 @@ impl CopyOperations {
         Ok(())
     }
 
-    pub(super) fn find(&self, id: u32) -> Option<Rc<CopyOperation>> {
+    pub(crate) fn find(&self, id: u32) -> Option<Rc<CopyOperation>> {
         self.0.iter().find(|o| o.id == Some(id)).map(Rc::clone)
     }
 

@@ -1,14 +1,18 @@
 //! Parameter lists of EXTENDED COPY (SPC-4 6.4, 6.5).
 
-use arrayvec::ArrayVec;
 use block::Lba;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-use super::plan::{CopySegment, Cscd, DESIGNATOR_MAX};
-use super::{MAX_CSCDS, MAX_DESCRIPTORS, MAX_SEGMENTS};
+use super::cscd::{CSCD_LEN, Cscd, MAX_CSCDS, parse_cscds};
+use super::plan::{CopySegment, Side};
 use crate::sense::{Sense, SenseCode};
-use crate::vpd::Designator;
+
+/// Most segments of one list.
+pub(crate) const MAX_SEGMENTS: usize = 128;
+
+/// Most bytes of descriptors in one list.
+pub(crate) const MAX_DESCRIPTORS: usize = MAX_CSCDS * CSCD_LEN + MAX_SEGMENTS * SEGMENT_LEN;
 
 const G_SENSE: u8 = 0x02;
 const IMMED: u8 = 0x01;
@@ -47,25 +51,6 @@ struct Lid4Header {
     inline_length: U16,
 }
 
-/// Identification descriptor of a copy source or copy destination (SPC-4 6.4).
-#[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct CscdDescriptor {
-    kind: u8,
-    /// LU ID TYPE, which is ignored (SPC-4), and PERIPHERAL DEVICE TYPE (1Fh).
-    peripheral: u8,
-    _relative_initiator_port: U16,
-    code_set: u8,
-    /// ASSOCIATION (30h) and DESIGNATOR TYPE (0Fh).
-    designator: u8,
-    _reserved: u8,
-    length: u8,
-    id: [u8; DESIGNATOR_MAX],
-    /// PAD: matters only for inexact segments, which are rejected.
-    _pad: u8,
-    block_length: [u8; 3],
-}
-
 /// Block device to block device segment descriptor (SPC-4 6.4).
 #[derive(FromBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -82,36 +67,52 @@ struct SegmentDescriptor {
     to: U64,
 }
 
-pub(super) const CSCD_LEN: usize = size_of::<CscdDescriptor>();
-pub(super) const SEGMENT_LEN: usize = size_of::<SegmentDescriptor>();
+const SEGMENT_LEN: usize = size_of::<SegmentDescriptor>();
 
 const _: () = assert!(size_of::<Lid1Header>() == 16 && size_of::<Lid4Header>() == 48);
-const _: () = assert!(CSCD_LEN == 32 && SEGMENT_LEN == 28);
+const _: () = assert!(SEGMENT_LEN == 28);
 
 /// Fields of a segment descriptor, for field pointers.
-pub(super) const SOURCE_FIELD: u16 = 4;
-pub(super) const DESTINATION_FIELD: u16 = 6;
-pub(super) const COUNT_FIELD: u16 = 10;
-pub(super) const FROM_FIELD: u16 = 12;
-pub(super) const TO_FIELD: u16 = 20;
+const SOURCE_FIELD: u16 = 4;
+const DESTINATION_FIELD: u16 = 6;
+pub(crate) const COUNT_FIELD: u16 = 10;
+const FROM_FIELD: u16 = 12;
+const TO_FIELD: u16 = 20;
 
-/// Supported descriptor types.
-pub(super) const IDENTIFICATION: u8 = 0xe4;
-pub(super) const BLOCK_TO_BLOCK: u8 = 0x02;
+/// The supported descriptor type.
+pub(crate) const BLOCK_TO_BLOCK: u8 = 0x02;
+
+impl Side {
+    /// The index field of this side in a segment descriptor.
+    pub(crate) fn index_field(self) -> u16 {
+        match self {
+            Self::Source => SOURCE_FIELD,
+            Self::Destination => DESTINATION_FIELD,
+        }
+    }
+
+    /// The field of its first block.
+    pub(crate) fn address_field(self) -> u16 {
+        match self {
+            Self::Source => FROM_FIELD,
+            Self::Destination => TO_FIELD,
+        }
+    }
+}
 
 /// A valid parameter list.
 #[derive(Debug)]
-pub(super) struct ParameterList {
+pub(crate) struct ParameterList {
     /// Its identifier, if it has one.
-    pub(super) id: Option<u32>,
+    pub(crate) id: Option<u32>,
     /// Offset of the identifier in the list.
-    pub(super) id_field: u16,
+    pub(crate) id_field: u16,
     /// Whether success is reported in sense data.
-    pub(super) g_sense: bool,
-    pub(super) cscds: Vec<Cscd>,
+    pub(crate) g_sense: bool,
+    pub(crate) cscds: Vec<Cscd>,
     /// Offset of the CSCD descriptors in the list.
-    pub(super) cscds_offset: u16,
-    pub(super) segments: Vec<CopySegment>,
+    pub(crate) cscds_offset: u16,
+    pub(crate) segments: Vec<CopySegment>,
 }
 
 /// The common content of both headers.
@@ -130,7 +131,7 @@ struct CopyListHeader {
 
 /// Parses a parameter list. Nothing has been copied yet, so errors are ILLEGAL REQUEST (SPC-4
 /// 5.17.7.3).
-pub(super) fn parse(list: &[u8], long: bool) -> Result<ParameterList, Sense> {
+pub(crate) fn parse(list: &[u8], long: bool) -> Result<ParameterList, Sense> {
     let header = if long { lid4_header(list)? } else { lid1_header(list)? };
     let id = identifier(&header)?;
     let tells = header.flags & G_SENSE != 0;
@@ -210,55 +211,6 @@ fn identifier(header: &CopyListHeader) -> Result<Option<u32>, Sense> {
         NONE => Ok(None),
         _ => Ok(Some(header.id)),
     }
-}
-
-fn parse_cscds(list: &[u8], at: usize) -> Result<Vec<Cscd>, Sense> {
-    const ASSOCIATION: u8 = 0x30;
-    const DESIGNATOR_TYPE: u8 = 0x0f;
-    const CODE_SET: u8 = 0x0f;
-    const PERIPHERAL: u8 = 0x1f;
-    let ends = <[CscdDescriptor]>::ref_from_bytes(list).map_err(|_| TOO_SHORT)?;
-    if ends.len() > MAX_CSCDS {
-        return Err(Sense::illegal(SenseCode::TOO_MANY_TARGET_DESCRIPTORS));
-    }
-    let parse = |(n, end): (usize, &CscdDescriptor)| {
-        let wrong =
-            |byte: usize, bit| Err(Sense::parameter((at + n * CSCD_LEN + byte) as u16, bit));
-        if end.kind != IDENTIFICATION {
-            return Err(Sense::illegal(SenseCode::UNSUPPORTED_TARGET_DESCRIPTOR_TYPE));
-        }
-        if end.designator & ASSOCIATION != 0 {
-            return wrong(5, Some(5)); // of a logical unit, or of none
-        }
-        let id = match end.id.get(..usize::from(end.length)) {
-            Some(id) if !id.is_empty() => id,
-            _ => return wrong(7, None),
-        };
-        let [high, middle, low] = end.block_length;
-        Ok(Cscd {
-            kind: end.designator & DESIGNATOR_TYPE,
-            code_set: end.code_set & CODE_SET,
-            id: id.iter().copied().collect::<ArrayVec<_, DESIGNATOR_MAX>>(),
-            peripheral: end.peripheral & PERIPHERAL,
-            block_length: u32::from_be_bytes([0, high, middle, low]),
-        })
-    };
-    ends.iter().enumerate().map(parse).collect()
-}
-
-/// Parses a single identification descriptor.
-pub(super) fn parse_cscd(descriptor: &[u8; CSCD_LEN]) -> Option<Cscd> {
-    parse_cscds(descriptor, 0).ok()?.pop()
-}
-
-/// The identification descriptor of a unit with blocks of `block_size` bytes.
-pub(super) fn cscd_descriptor(unit: &Designator, block_size: u32) -> [u8; CSCD_LEN] {
-    let mut out = [0; CSCD_LEN];
-    let len = unit.id.len().min(DESIGNATOR_MAX);
-    (out[0], out[4], out[5], out[7]) = (IDENTIFICATION, unit.code_set, unit.kind, len as u8);
-    out[8..8 + len].copy_from_slice(&unit.id[..len]);
-    out[29..].copy_from_slice(&block_size.to_be_bytes()[1..]);
-    out
 }
 
 fn parse_segments(mut list: &[u8], mut at: usize) -> Result<Vec<CopySegment>, Sense> {

@@ -3,16 +3,11 @@
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use arrayvec::ArrayVec;
 use block::{Info, Lba, RequestError};
 
+use super::cscd::{CSCD_LEN, Cscd};
 use super::operation::{CopyOperation, CurrentSegment};
-use super::parameter_list;
 use crate::sense::Sense;
-use crate::vpd;
-
-/// Longest designator that fits a descriptor.
-pub(super) const DESIGNATOR_MAX: usize = 20;
 
 /// The plan of one EXTENDED COPY: its segments, to be copied in order, one after the other.
 #[derive(Debug)]
@@ -22,16 +17,6 @@ pub struct CopyPlan {
     cscds_offset: u16,
     segments: Vec<CopySegment>,
     operation: Rc<CopyOperation>,
-}
-
-/// A logical unit as a parameter list names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cscd {
-    pub(super) kind: u8,
-    pub(super) code_set: u8,
-    pub(super) id: ArrayVec<u8, DESIGNATOR_MAX>,
-    pub(super) peripheral: u8,
-    pub(super) block_length: u32,
 }
 
 /// The source or the destination of a segment.
@@ -121,29 +106,15 @@ pub enum CopyIoError {
     PathUnavailable,
 }
 
-impl Side {
-    /// The index field of this side in a segment descriptor.
-    pub(super) fn index_field(self) -> u16 {
-        match self {
-            Self::Source => parameter_list::SOURCE_FIELD,
-            Self::Destination => parameter_list::DESTINATION_FIELD,
-        }
-    }
-
-    /// The field of its first block.
-    pub(super) fn address_field(self) -> u16 {
-        match self {
-            Self::Source => parameter_list::FROM_FIELD,
-            Self::Destination => parameter_list::TO_FIELD,
-        }
-    }
-}
-
 impl CopyPlan {
-    pub(super) fn new(list: parameter_list::ParameterList, operation: Rc<CopyOperation>) -> Self {
-        let parameter_list::ParameterList { cscds: ends, cscds_offset: ends_at, segments, .. } =
-            list;
-        Self { cscds: ends, cscds_offset: ends_at, segments, operation }
+    /// `cscds_offset`: the offset of the descriptors of `cscds` in the parameter list.
+    pub(crate) fn new(
+        cscds: Vec<Cscd>,
+        cscds_offset: u16,
+        segments: Vec<CopySegment>,
+        operation: Rc<CopyOperation>,
+    ) -> Self {
+        Self { cscds, cscds_offset, segments, operation }
     }
 
     /// The segments, in copy order.
@@ -174,7 +145,7 @@ impl CopyPlan {
         let at = |side| {
             let index = segment.index(side);
             let known = usize::from(index) < self.cscds.len();
-            known.then(|| self.cscds_offset + index * parameter_list::CSCD_LEN as u16)
+            known.then(|| self.cscds_offset + index * CSCD_LEN as u16)
         };
         self.operation.begin_segment(CurrentSegment::new(at(Side::Source), at(Side::Destination)));
     }
@@ -226,23 +197,6 @@ impl CopyHandle {
     /// Ready once an abort was requested. One task at a time may wait.
     pub fn poll_aborted(&self, cx: &Context<'_>) -> Poll<()> {
         self.0.poll_aborted(cx)
-    }
-}
-
-impl Cscd {
-    /// Whether it designates the unit of the volume with this identity.
-    #[must_use]
-    pub fn identifies(&self, uuid: &[u8; 16]) -> bool {
-        vpd::unit_designators(uuid)
-            .iter()
-            .any(|d| (d.kind, d.code_set) == (self.kind, self.code_set) && d.id == self.id[..])
-    }
-
-    /// Whether its description allows a disk with this block size.
-    #[must_use]
-    pub fn matches_block_size(&self, block_size: u32) -> bool {
-        const DISK: u8 = 0x00;
-        self.peripheral == DISK && [0, block_size].contains(&self.block_length)
     }
 }
 

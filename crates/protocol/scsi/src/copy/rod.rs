@@ -5,22 +5,21 @@ use std::fmt;
 use zerocopy::big_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::parameter_list;
-use super::plan::Cscd;
-use crate::vpd;
+use super::cscd::{CSCD_LEN, Cscd, cscd_descriptor, parse_cscd};
+use crate::designator::unit_designators;
 
 /// Length of a token in bytes.
 pub const ROD_TOKEN_LEN: usize = 512;
 
 /// Point in time copy, change vulnerable: the first change of its data invalidates a token of this
 /// type.
-pub(super) const CHANGE_VULNERABLE: u32 = 0x0080_0001;
+pub(crate) const CHANGE_VULNERABLE: u32 = 0x0080_0001;
 
 /// Any point in time copy, at the copy manager's choice.
-pub(super) const ANY_POINT_IN_TIME: u32 = 0x0080_ffff;
+pub(crate) const ANY_POINT_IN_TIME: u32 = 0x0080_ffff;
 
 /// Block device zero ROD token: represents zeroes, and needs no creation (SBC-3).
-pub(super) const ZEROES: u32 = 0xffff_0001;
+pub(crate) const ZEROES: u32 = 0xffff_0001;
 
 /// ROD TOKEN LENGTH: the length of the rest.
 const LENGTH: u16 = ROD_TOKEN_LEN as u16 - 8;
@@ -33,7 +32,7 @@ struct RodTokenLayout {
     length: U16,
     id: U64,
     /// Identification descriptor of the unit with the data.
-    creator: [u8; parameter_list::CSCD_LEN],
+    creator: [u8; CSCD_LEN],
     bytes: U128,
     reserved_too: [u8; 32],
     /// For block devices: LOGICAL BLOCK LENGTH first.
@@ -72,7 +71,7 @@ impl RodToken {
             reserved: [0; 2],
             length: U16::new(LENGTH),
             id: U64::new(id),
-            creator: parameter_list::cscd_descriptor(&vpd::unit_designators(uuid)[0], block_size),
+            creator: cscd_descriptor(&unit_designators(uuid)[0], block_size),
             bytes: U128::new(u128::from(bytes)),
             reserved_too: [0; 32],
             block_length: U32::new(block_size),
@@ -96,7 +95,7 @@ impl RodToken {
     #[must_use]
     pub fn creator(&self) -> Option<Cscd> {
         let layout = RodTokenLayout::ref_from_bytes(&self.0[..]).ok()?;
-        parameter_list::parse_cscd(&layout.creator)
+        parse_cscd(&layout.creator)
     }
 }
 
@@ -109,13 +108,13 @@ impl fmt::Debug for RodToken {
 
 /// Why a token is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TokenParseError {
+pub(crate) enum TokenParseError {
     Type,
     Length,
 }
 
 /// Parses a token presented by an initiator.
-pub(super) fn parse(bytes: &[u8; ROD_TOKEN_LEN]) -> Result<PresentedToken, TokenParseError> {
+pub(crate) fn parse(bytes: &[u8; ROD_TOKEN_LEN]) -> Result<PresentedToken, TokenParseError> {
     let layout = RodTokenLayout::ref_from_bytes(&bytes[..]).map_err(|_| TokenParseError::Length)?;
     match layout.kind.get() {
         ZEROES | CHANGE_VULNERABLE if layout.length.get() != LENGTH => Err(TokenParseError::Length),

@@ -1,99 +1,10 @@
 //! The mode pages: their values, and which can be changed (SPC-4 7.5, SBC-3 6.4).
 
 use arrayvec::ArrayVec;
-use block::Info;
 
-use crate::space::default_thresholds;
+use crate::mode_parameters::ModeParameters;
+use crate::space::THRESHOLDS;
 use crate::unit::LogicalUnit;
-
-/// The changeable parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ModeParameters {
-    /// Sense data in descriptor format.
-    pub(crate) d_sense: bool,
-    /// Software write protect.
-    pub(crate) swp: bool,
-    /// TASK ABORTED for commands that another initiator aborts.
-    pub(crate) tas: bool,
-    /// Writes may complete in a volatile cache, where there is one.
-    pub(crate) wce: bool,
-    /// Space thresholds are reported (LBPERE).
-    pub(crate) reports_thresholds: bool,
-    /// One for available space, one for used space.
-    pub(crate) thresholds: [Threshold; 2],
-}
-
-/// A threshold of space, in threshold sets (SBC-3 4.7.3.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Threshold {
-    pub(crate) enabled: bool,
-    pub(crate) count: u32,
-}
-
-impl ModeParameters {
-    /// The values at power on and after a reset.
-    pub(crate) fn default(info: &Info) -> Self {
-        Self {
-            d_sense: false,
-            swp: false,
-            tas: false,
-            wce: true,
-            reports_thresholds: true,
-            thresholds: default_thresholds(info.blocks, info.block_size),
-        }
-    }
-
-    /// As stored in the shared state: zeroes for the defaults. Thresholds take 33 bits each, one of
-    /// which says that they differ from the default.
-    pub(crate) fn bits(&self, info: &Info) -> u128 {
-        let bit = |set: bool, n: u32| u128::from(set) << n;
-        let default = Self::default(info);
-        let thresholds = (0..2).map(|n| {
-            let own = self.thresholds[n];
-            let bits = 1 | bit(own.enabled, 1) | u128::from(own.count) << 2;
-            if own == default.thresholds[n] { 0 } else { bits << (8 + 40 * n) }
-        });
-        bit(self.d_sense, 0)
-            | bit(self.swp, 1)
-            | bit(self.tas, 2)
-            | bit(!self.wce, 3)
-            | bit(!self.reports_thresholds, 4)
-            | thresholds.fold(0, |all, one| all | one)
-    }
-
-    /// Decodes [`Self::bits`].
-    pub(crate) fn from_bits(bits: u128, info: &Info) -> Self {
-        let bit = |n: u32| bits >> n & 1 == 1;
-        let mut modes = Self::default(info);
-        for (threshold, n) in modes.thresholds.iter_mut().zip([8, 48]) {
-            if bit(n) {
-                let count = (bits >> (n + 2)) as u32;
-                *threshold = Threshold { enabled: bit(n + 1), count };
-            }
-        }
-        Self {
-            d_sense: bit(0),
-            swp: bit(1),
-            tas: bit(2),
-            wce: !bit(3),
-            reports_thresholds: !bit(4),
-            ..modes
-        }
-    }
-
-    /// All changeable parameters, with all their bits set.
-    fn all_changeable() -> Self {
-        let threshold = Threshold { enabled: true, count: u32::MAX };
-        Self {
-            d_sense: true,
-            swp: true,
-            tas: true,
-            wce: true,
-            reports_thresholds: true,
-            thresholds: [threshold; 2],
-        }
-    }
-}
 
 /// Page code and subpage code.
 pub(super) type Id = (u8, u8);
@@ -119,9 +30,6 @@ const D_SENSE: u8 = 0x04;
 const SWP: u8 = 0x08;
 const TAS: u8 = 0x40;
 const ENABLED: u8 = 0x80;
-
-/// Offsets of the threshold descriptors in [`PROVISIONING`], and the length of each.
-pub(crate) const THRESHOLDS: [usize; 2] = [16, 24];
 
 const PAGE_MAX: usize = 40;
 pub(super) type Page = ArrayVec<u8, PAGE_MAX>;

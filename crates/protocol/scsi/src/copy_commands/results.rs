@@ -6,19 +6,30 @@ use zerocopy::IntoBytes;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{Immutable, Unaligned};
 
-use super::operation::{CopyOperation, CopyState};
 use super::{
     COPY_OPERATION_ABORT, COPY_STATUS_LID1, COPY_STATUS_LID4, EXTENDED_COPY_LID1,
-    EXTENDED_COPY_LID4, FAILED_SEGMENT_DETAILS, MAX_CSCDS, MAX_DESCRIPTORS, MAX_OPERATIONS,
-    MAX_SEGMENT_BYTES, MAX_SEGMENTS, OPERATING_PARAMETERS, POPULATE_TOKEN, ROD_TOKEN_INFORMATION,
-    ROD_TOKEN_LEN, TOTAL_OPERATIONS, WRITE_USING_TOKEN, parameter_list, rod, token,
+    EXTENDED_COPY_LID4, FAILED_SEGMENT_DETAILS, OPERATING_PARAMETERS, POPULATE_TOKEN,
+    ROD_TOKEN_INFORMATION, WRITE_USING_TOKEN,
 };
-use crate::reply::{Refusal, Status};
+use crate::command::{Outcome, ParsedCommand};
+use crate::copy::{
+    BLOCK_TO_BLOCK, CHANGE_VULNERABLE, CopyOperation, CopyState, DEFAULT_INACTIVITY_S,
+    IDENTIFICATION, MAX_BYTES, MAX_CSCDS, MAX_DESCRIPTORS, MAX_INACTIVITY_S, MAX_OPERATIONS,
+    MAX_RANGES, MAX_SEGMENTS, ROD_TOKEN_LEN, TOKEN_LIFETIME_S, ZEROES, max_token_blocks,
+};
+use crate::reply::Refusal;
 use crate::sense::Sense;
-use crate::unit::{LogicalUnit, Outcome, ParsedCommand};
+use crate::status::Status;
+use crate::unit::LogicalUnit;
+
+/// Most concurrent copies in all: as many as there may be commands.
+const TOTAL_OPERATIONS: u16 = u16::MAX;
+
+/// Longest segment in bytes: the largest count with the largest blocks.
+const MAX_SEGMENT_BYTES: u32 = u16::MAX as u32 * 4096;
 
 /// Supported descriptor types, in ascending order.
-const DESCRIPTORS: [u8; 2] = [parameter_list::BLOCK_TO_BLOCK, parameter_list::IDENTIFICATION];
+const DESCRIPTORS: [u8; 2] = [BLOCK_TO_BLOCK, IDENTIFICATION];
 
 /// The operation of this initiator whose identifier is at byte 2, in one byte or four.
 fn find_operation(
@@ -316,10 +327,10 @@ pub(crate) fn third_party_copy_page(block_size: u32) -> Vec<u8> {
 fn token_limits(out: &mut Vec<u8>, block_size: u32) {
     const LIMITS: u16 = 0x0000;
     let mut limits = vec![0; 6];
-    limits.extend((token::MAX_RANGES as u16).to_be_bytes());
-    limits.extend(token::MAX_INACTIVITY_S.to_be_bytes());
-    limits.extend(token::DEFAULT_INACTIVITY_S.to_be_bytes());
-    let most = token::max_token_blocks(block_size);
+    limits.extend((MAX_RANGES as u16).to_be_bytes());
+    limits.extend(MAX_INACTIVITY_S.to_be_bytes());
+    limits.extend(DEFAULT_INACTIVITY_S.to_be_bytes());
+    let most = max_token_blocks(block_size);
     // The maximum is also the optimum: every command has a cost.
     limits.extend([most.to_be_bytes(), most.to_be_bytes()].concat());
     push_descriptor(out, LIMITS, &limits);
@@ -336,18 +347,16 @@ fn token_features(out: &mut Vec<u8>) {
     // REMOTE TOKENS is zero: tokens of other copy managers are unknown here.
     let mut features = vec![0; 12];
     // A change or a restart may end a token at any time.
-    features.extend(
-        [0, token::TOKEN_LIFETIME_S, token::MAX_INACTIVITY_S].map(u32::to_be_bytes).concat(),
-    );
+    features.extend([0, TOKEN_LIFETIME_S, MAX_INACTIVITY_S].map(u32::to_be_bytes).concat());
     features.extend([0; 18]);
     let mut blocks = BLOCK_DEVICE.to_vec();
     blocks.extend([0; 4]); // no granularity
-    blocks.extend([token::MAX_BYTES; 4].map(u64::to_be_bytes).concat());
+    blocks.extend([MAX_BYTES; 4].map(u64::to_be_bytes).concat());
     blocks.extend([0; 8]);
     features.extend((blocks.len() as u16).to_be_bytes());
     features.extend(blocks);
     push_descriptor(out, FEATURES, &features);
-    let supported = [(rod::CHANGE_VULNERABLE, TOKEN_IN | TOKEN_OUT), (rod::ZEROES, TOKEN_IN)];
+    let supported = [(CHANGE_VULNERABLE, TOKEN_IN | TOKEN_OUT), (ZEROES, TOKEN_IN)];
     let mut types = vec![0; 2];
     types.extend(((supported.len() * TYPE_LEN) as u16).to_be_bytes());
     for (kind, how) in supported {
