@@ -15,7 +15,8 @@ use engine::{CoreReport, ReportScope, VolumeReport};
 use records::reconcile::Observed;
 use records::record::StoredVolumeRecord;
 use status::clock_findings;
-use status::report::{self, NodeReport, ResyncProgress};
+use status::report::{self, NodeReport};
+use status::resync_progress::ResyncProgress;
 
 /// Interval of the periodic tasks.
 const INTERVAL: Duration = Duration::from_secs(5);

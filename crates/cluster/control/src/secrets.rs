@@ -10,7 +10,7 @@ use records::record::{
     ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, StoredVolumeRecord,
     VolumeRecord,
 };
-use status::verdict::UnreadableSecret;
+use status::node_facts::UnreadableSecret;
 use uuid::Uuid;
 
 use super::{Control, FAILED_VOLUME_RETRY};
