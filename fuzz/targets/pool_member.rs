@@ -3,8 +3,9 @@
 //! bytes.
 
 use checksum::ChecksumArea;
-use checksum::format::{self, ROW};
+use checksum::format;
 use checksum::layout::ChecksumLayout;
+use checksum::layout::ROW;
 use geometry::{RaidGeometry, Redundancy};
 use pool::member_label::{LABEL_BYTES, MemberLabel};
 use pool_metadata::Metadata;

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::identity::{ClusterSecret, MAX_NODES, Role, TransportSecurity};
+use crate::join_error::{JoinError, check_settings};
 use crate::join_token::{Sha256Digest, ShortId, TokenSecret};
-use crate::node_membership::{self, JoinError};
 use crate::nodes::{self, ClusterRecord};
 use crate::store::{Change, Entry, MetadataStore, Precondition, Revision, StoreError};
 
@@ -712,7 +712,7 @@ async fn check_cluster(
     if cluster.id != request.cluster {
         return Err(JoinError::OtherCluster { found: cluster.id }.into());
     }
-    node_membership::check_settings(&cluster, request.lease_ms, request.grace_ms)?;
+    check_settings(&cluster, request.lease_ms, request.grace_ms)?;
     Ok((cluster, at))
 }
 

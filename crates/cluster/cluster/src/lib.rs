@@ -5,7 +5,7 @@
 //! * [`record_file`]: small local record files of a node.
 //! * [`identity`]: a node's identity file; [`join_token`]: the token by which it joins.
 //! * [`secrets`]: secrets at rest and the keys that seal them.
-//! * [`node_membership`]: the steps of joining and leaving a cluster.
+//! * [`node_membership`]: the steps of joining and leaving a cluster; [`join_error`]: why one fails.
 //! * [`incarnations`]: which process is a node.
 //! * [`admission`]: join tokens and join requests.
 //! * [`certificate_authority`]: signs the certificates of a cluster's nodes.
@@ -20,6 +20,7 @@ pub mod credential_rotation;
 pub mod etcd_member;
 pub mod identity;
 pub mod incarnations;
+pub mod join_error;
 pub mod join_token;
 pub mod mirror_records;
 pub mod node_membership;

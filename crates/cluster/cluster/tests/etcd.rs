@@ -12,7 +12,8 @@ use cluster::etcd_member::{
     EtcdState, EtcdSupervisor, InitialClusterState, PermanentFailure, TlsFiles,
 };
 use cluster::identity::LocalStoreMember;
-use cluster::node_membership::{self, JoinError};
+use cluster::join_error::JoinError;
+use cluster::node_membership;
 use cluster::store::etcd::{EtcdSettings, EtcdStore, EtcdTls, MemberHealth, MemberResponse};
 use cluster::store::{MetadataStore, Precondition, Revision, StoreError, store_format};
 use cluster::testing::{increment_once, put};

@@ -17,8 +17,9 @@ use cluster::certificate_authority::CertificateAuthority;
 use cluster::identity::{
     ClusterIdentity, ClusterSecret, MembershipStage, NodeIndex, Role, TransportSecurity,
 };
+use cluster::join_error::{JoinError, check_settings};
 use cluster::join_token::{JoinToken, ShortId};
-use cluster::node_membership::{self, JoinError, MAX_STORE_MEMBERS, store_member_name};
+use cluster::node_membership::{self, MAX_STORE_MEMBERS, store_member_name};
 use cluster::nodes::{self, ClusterRecord, NodeView, Nodes};
 use cluster::store::etcd::{EtcdStore, MemberInfo, MemberResponse};
 use peer::NodeId;
@@ -37,7 +38,7 @@ use membership::certificates;
 use membership::store_member::{StoreProgramMissing, own_store_member};
 use membership::{ClusterMembership, connect_store};
 use records::record::{self, StoredVolumeRecord, VOLUMES};
-use status::cluster_view::node_argument;
+use status::nodes::node_argument;
 use status::store_view;
 use wire::plural;
 
@@ -606,7 +607,7 @@ impl GrantedJoin {
         let cluster = node_membership::cluster_record(&self.store, self.cluster).await;
         let cluster = cluster.map_err(|e| self.store_error_after_grant(&e))?;
         let (lease, grace) = (millis(settings.cluster.lease), millis(settings.cluster.grace));
-        node_membership::check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
+        check_settings(&cluster, lease, grace).map_err(|e| join_error(&e))?;
         Ok(cluster)
     }
 

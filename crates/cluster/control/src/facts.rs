@@ -4,7 +4,8 @@ use std::sync::PoisonError;
 
 use api::{Health, NodeInfo, Status};
 use engine::ReportScope;
-use status::verdict::{NodeFacts, assess};
+use status::node_facts::NodeFacts;
+use status::verdict::assess;
 use target::ClientReport;
 use tokio::time::Instant;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use cluster::nodes::{NodeView, Nodes};
 use futures_util::future::join_all;
 use peer::NodeId;
-use status::cluster_view::can_be_probed;
+use status::nodes::can_be_probed;
 use tokio::net::TcpSocket;
 use tokio::time::timeout;
 

@@ -9,8 +9,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use api::{ApiError, Cluster, LeaveClusterRequest, VolumeName};
+use cluster::join_error::JoinError;
 use cluster::mirror_records;
-use cluster::node_membership::{self, JoinError, store_member_name};
+use cluster::node_membership::{self, store_member_name};
 use cluster::nodes;
 use cluster::store::{Change, MetadataStore, Precondition, StoreError};
 use peer::NodeId;

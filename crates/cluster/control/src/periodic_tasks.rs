@@ -16,7 +16,8 @@ use engine::{CoreReport, ReportScope};
 use records::reconcile::Observed;
 use records::record::StoredVolumeRecord;
 use status::clock_findings;
-use status::report::{self, NodeReport, ResyncProgress};
+use status::report::{self, NodeReport};
+use status::resync_progress::ResyncProgress;
 use status::volume_status::merge_sessions;
 
 /// Interval of the periodic tasks.

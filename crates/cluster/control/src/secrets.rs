@@ -9,7 +9,7 @@ use membership::secret_keys::{SecretKeys, SecretsError};
 use records::record::{
     ChapContext, HostSecretContext, StoredChap, StoredDhchap, StoredTls, VolumeRecord,
 };
-use status::verdict::UnreadableSecret;
+use status::node_facts::UnreadableSecret;
 
 use crate::errors::store_error;
 

@@ -2,7 +2,7 @@
 
 use cluster::etcd_member::PermanentFailure;
 use cluster::identity::{ClusterIdentity, MembershipStage};
-use cluster::node_membership::JoinError;
+use cluster::join_error::JoinError;
 use cluster::store::StoreError;
 use status::UNTRUSTED_STORE_HINT;
 use status::startup_wait::{REJOIN_HINT, RETRIES_HINT, StartupWait};

@@ -1,10 +1,9 @@
 //! The images of volumes: in files, on block devices and in pools of disks.
 
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
-use api::{Backing, ErrorCode, PoolName};
+use api::Backing;
 use block::Dev;
 use disk::{
     ClaimRefusal, ClaimRequest, ImageError, ImageErrorReason, ImageLabel, Medium, Provisioning,
@@ -13,134 +12,12 @@ use image::{self, CreateImageOptions, FlatImage, OpenImageOptions};
 use mirror::{FreeBytesFuture, FreeSpace};
 use pool::{CorePool, PoolError};
 use rt::Core;
-use rt::disk::{DiskErrorKind, OpenReason};
+use rt::disk::OpenReason;
 use uuid::Uuid;
 
-use super::mirrored_volume;
+use super::backing_error::BackingError;
+use super::image_log;
 use records::record::{ImageInfo, PlacementStage, ReplicaPlacement, VolumeRecord};
-
-/// Why an operation on an image was refused or failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct BackingError {
-    code: ErrorCode,
-    message: String,
-    /// The next step for the user, if there is one.
-    pub hint: Option<&'static str>,
-    /// Whether the disk may have lost completed writes: a sync failed, or the disk is gone.
-    pub(super) device_lost: bool,
-    /// Whether another node owns the image, and an operator may take it over from that node.
-    can_take_over: bool,
-    /// Whether an image that cannot be read may be there.
-    pub is_unreadable: bool,
-}
-
-impl BackingError {
-    /// The backing cannot be used, for the reason that `message` gives.
-    pub fn refused(message: impl Into<String>) -> Self {
-        Self {
-            code: ErrorCode::Backing,
-            message: message.into(),
-            hint: None,
-            device_lost: false,
-            can_take_over: false,
-            is_unreadable: false,
-        }
-    }
-
-    /// The same error with this next step.
-    pub fn with_hint(self, hint: Option<&'static str>) -> Self {
-        Self { hint, ..self }
-    }
-
-    /// The disk of the image at `path` was lost while the image was opened.
-    pub(super) fn device_lost(path: &Path, why: &impl Display) -> Self {
-        Self { device_lost: true, ..Self::refused(format!("{}: {why}", path.display())) }
-    }
-
-    /// An error of a pool.
-    pub(super) fn from_pool_error(pool: &PoolName, e: &PoolError) -> Self {
-        let code = if e.is_no_space() { ErrorCode::NoSpace } else { ErrorCode::Backing };
-        Self {
-            code,
-            message: format!("pool {pool}: {e}"),
-            hint: e.hint(),
-            device_lost: false,
-            can_take_over: false,
-            is_unreadable: false,
-        }
-    }
-
-    /// The message without the name of the pool, for callers that name it themselves.
-    pub fn message_without_pool(&self, pool: &PoolName) -> &str {
-        let named = format!("pool {pool}: ");
-        self.message.strip_prefix(&named).unwrap_or(&self.message)
-    }
-
-    /// The same error, naming the command that takes over the image if another node owns it.
-    fn with_takeover_hint(self, record: &VolumeRecord) -> Self {
-        if !self.can_take_over {
-            return self;
-        }
-        let (message, name) = (self.message, &record.name);
-        let message = format!(
-            "{message}; if that node will never use it again: windrose volume take-over {name}"
-        );
-        Self { message, ..self }
-    }
-
-    /// The error code in the API.
-    #[must_use]
-    pub fn code(&self) -> ErrorCode {
-        self.code
-    }
-}
-
-impl From<ImageError> for BackingError {
-    fn from(e: ImageError) -> Self {
-        let path = e.path.display();
-        match e.reason {
-            // The lower layer names a flag; here it is a setting of the node.
-            ImageErrorReason::Open(OpenReason::NoDirectIo) => Self {
-                code: ErrorCode::Backing,
-                message: format!("{path}: its file system has no direct I/O (O_DIRECT)"),
-                hint: Some("set disks.buffered = true in the node's configuration to allow it"),
-                device_lost: false,
-                can_take_over: false,
-                is_unreadable: false,
-            },
-            ImageErrorReason::Disk(error) if error.kind == DiskErrorKind::Gone => {
-                Self { device_lost: true, ..Self::refused(e.to_string()) }
-            }
-            ImageErrorReason::Disk(error) if error.kind == DiskErrorKind::NoSpace => Self {
-                code: ErrorCode::NoSpace,
-                message: format!("{path}: there is not enough space"),
-                hint: Some("free some space, or create a smaller or a thin volume"),
-                device_lost: false,
-                can_take_over: false,
-                is_unreadable: false,
-            },
-            ImageErrorReason::Open(OpenReason::PermissionDenied) => Self {
-                code: ErrorCode::Backing,
-                message: e.to_string(),
-                hint: Some("give the node's user permission to read and write it"),
-                device_lost: false,
-                can_take_over: false,
-                is_unreadable: false,
-            },
-            ImageErrorReason::ClaimedElsewhere(by) => {
-                Self { can_take_over: by.can_take_over(), ..Self::refused(e.to_string()) }
-            }
-            ImageErrorReason::Disk(_)
-            | ImageErrorReason::BothLabelsDamaged
-            | ImageErrorReason::Overwritten(_)
-            | ImageErrorReason::InvalidLabel(_) => {
-                Self { is_unreadable: true, ..Self::refused(e.to_string()) }
-            }
-            _ => Self::refused(e.to_string()),
-        }
-    }
-}
 
 /// Where an image lies, for the core that opens it.
 pub(super) enum BackingHandle<'a> {
@@ -280,7 +157,7 @@ pub(super) async fn create(
         claim: Some(claim),
     };
     let file = Rc::new(handle.create(core, &create).await?);
-    if mirrored && let Err(e) = mirrored_volume::create_log(core, &file).await {
+    if mirrored && let Err(e) = image_log::create(core, &file).await {
         drop(file);
         erase(core, record, placement, (buffered, claim)).await?;
         return Err(e);
@@ -395,10 +272,8 @@ pub(super) async fn open(
         let path = handle.name().display();
         let message =
             format!("{path}: it is image {found}, but the volume's image on this node is {image}");
-        return Err(BackingError {
-            hint: Some("restore the file, or replace the replica (windrose volume mirror replace)"),
-            ..BackingError::refused(message)
-        });
+        let hint = "restore the file, or replace the replica (windrose volume mirror replace)";
+        return Err(BackingError::refused(message).with_hint(Some(hint)));
     }
     if file.label().block_size != record.block_size.bytes() {
         let (path, found) = (handle.name().display(), file.label().block_size);

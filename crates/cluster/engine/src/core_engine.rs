@@ -24,7 +24,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use volume::{ReservationChangeError, ReservationContext, ReservationGate, Volume};
 
-use super::backing::{self, BackingError, BackingHandle, CreateOptions, OpenImage};
+use super::backing::{self, BackingHandle, CreateOptions, OpenImage};
+use super::backing_error::BackingError;
 use super::cluster_context::{ClusterContext, PeerRouter};
 use super::guests::{ExportedVolumes, GuestVolume, Guests};
 use super::mirrored_volume::MirroredVolume;

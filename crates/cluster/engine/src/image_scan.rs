@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::Engine;
-use super::backing::{BackingError, BackingHandle};
+use super::backing::BackingHandle;
+use super::backing_error::BackingError;
 use super::core_engine::CoreEngine;
 use super::pools::PoolAccess;
 use records::record::image_description::ImageDescription;

@@ -6,9 +6,11 @@
 
 mod access_state;
 mod backing;
+mod backing_error;
 mod cluster_context;
 mod core_engine;
 mod guests;
+mod image_log;
 mod image_scan;
 pub mod joined_cluster;
 pub mod limits;
@@ -38,7 +40,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use wire::ShortText;
 
-pub use backing::BackingError;
+pub use backing_error::BackingError;
 pub use cluster_context::ClusterContext;
 use cluster_context::{CoreAssignment, CoreAssignments, PeerRouter};
 use config::{Config, DiskEngine};

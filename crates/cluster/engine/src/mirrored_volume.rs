@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use block::{AccessState, Dev, Epoch};
 use image::FlatImage;
-use intent_log::{IntentLog, LogDamage, LogError, LogOpenReport};
 use mirror::config::MirrorConfig;
 use mirror::membership::NotServingReason;
 use mirror::{Mirror, MirrorParts, MirrorStatus, VerifyReport};
@@ -21,8 +20,10 @@ use uuid::Uuid;
 use volume::{ReservationContext, ReservationGate, Volume};
 
 use super::access_state::{NotServing, access_state};
-use super::backing::{BackingError, BackingHandle};
+use super::backing::BackingHandle;
+use super::backing_error::BackingError;
 use super::cluster_context::ClusterContext;
+use super::image_log;
 use super::report::MirrorReport;
 use super::suspect_images::SuspectImages;
 
@@ -64,53 +65,6 @@ pub(super) struct MirroredVolume {
     background_task: RefCell<Option<JoinHandle<()>>>,
 }
 
-/// Creates the intent log of an image that has none.
-pub(super) async fn create_log(core: &Core, file: &Rc<FlatImage>) -> Result<(), BackingError> {
-    let refused = |e: LogError| log_error(file, &e);
-    let log = IntentLog::create(core, file.log_area().await?).await.map_err(refused)?;
-    log.close().await.map_err(|_| log_error(file, &LogError::Gone))
-}
-
-/// Opens the intent log of an image; creates it if the image is older than its node's cluster.
-async fn open_log(
-    core: &Core,
-    suspect_images: &SuspectImages,
-    file: &Rc<FlatImage>,
-) -> Result<(IntentLog, LogOpenReport), BackingError> {
-    if !file.label().has_intent_log {
-        create_log(core, file).await?;
-    }
-    let (path, image) = (file.path().display(), file.label().image_id);
-    let area = file.log_area().await?;
-    let suspect = suspect_images.is_marked(image).await;
-    let boot = if suspect { Uuid::nil() } else { area.disk_session(core) };
-    let opened = IntentLog::open(core, area, boot).await;
-    let (log, found) = opened.map_err(|e| log_error(file, &e))?;
-    if suspect {
-        tracing::warn!(%path, "disk may have lost completed writes; image is suspect");
-        if let Err(error) = suspect_images.clear(image).await {
-            tracing::warn!(%path, %error, "cannot clear the suspect mark of an image");
-        }
-    }
-    match found.damage {
-        LogDamage::None => {}
-        LogDamage::Cells(cells) => {
-            tracing::warn!(%path, cells, "intent log partly damaged; resyncing more regions");
-        }
-        LogDamage::SuperblockLost => {
-            tracing::error!(%path, "intent log lost; recreating it and resyncing everything");
-        }
-    }
-    Ok((log, found))
-}
-
-fn log_error(file: &FlatImage, e: &LogError) -> BackingError {
-    match e {
-        LogError::Gone => BackingError::device_lost(file.path(), e),
-        _ => BackingError::refused(format!("{}: {e}", file.path().display())),
-    }
-}
-
 impl MirroredVolume {
     /// Opens the replica of `volume` in `file`. Does not wait until it serves.
     pub(super) async fn open(
@@ -120,7 +74,7 @@ impl MirroredVolume {
         volume: Uuid,
         (file, handle): (&Rc<FlatImage>, &BackingHandle<'_>),
     ) -> Result<Self, BackingError> {
-        let (log, found) = open_log(core, suspect_images, file).await?;
+        let (log, found) = image_log::open(core, suspect_images, file).await?;
         let gate = Rc::new(ReservationGate::default());
         let parts = MirrorParts {
             node: context.node,

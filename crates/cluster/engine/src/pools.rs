@@ -20,7 +20,7 @@ use rt::Core;
 use uuid::Uuid;
 use wire::plural;
 
-use super::backing::BackingError;
+use super::backing_error::BackingError;
 use super::{Engine, least_loaded};
 use records::pool_records::PoolRecord;
 use records::record::{ImageInfo, VolumeRecord};

@@ -10,8 +10,9 @@ use std::time::Duration;
 use cluster::etcd_member::{self, ClockLag, EtcdMemberConfig, EtcdSupervisor, InitialClusterState};
 use cluster::identity::{ClusterIdentity, IdentityError, LocalStoreMember, MembershipStage};
 use cluster::incarnations::{self, ClaimOutcome, ProcessIncarnation};
+use cluster::join_error::{JoinError, check_settings};
 use cluster::mirror_records::MirrorRecords;
-use cluster::node_membership::{self, JoinError, store_member_name};
+use cluster::node_membership::{self, store_member_name};
 use cluster::nodes::{self, ALIVE_TTL, ClusterRecord, NodePortals, NodeRecord, Nodes};
 use cluster::store::embedded::EmbeddedStore;
 use cluster::store::etcd::{EtcdSettings, EtcdStore, EtcdTls, LeasedKey, MemberHealth, MemberInfo};
@@ -441,7 +442,7 @@ impl ClusterMembership {
         store_format::check_or_init(&self.store, self.store.name()).await?;
         let cluster = node_membership::cluster_record(&self.store, identity.cluster).await?;
         let (lease, grace) = (millis(self.config.lease), millis(self.config.grace));
-        Ok(node_membership::check_settings(&cluster, lease, grace)?)
+        Ok(check_settings(&cluster, lease, grace)?)
     }
 
     /// Claims the node for this process, unless another process holds it.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use cluster::store::{Change, Entry, MetadataStore, Precondition, StoreError};
 use config::data_dir;
 use records::record::VolumeRecord;
-use status::verdict::UnreadableSecret;
+use status::node_facts::UnreadableSecret;
 
 /// Why the keys are not available.
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use target::DuplicateName;
 use target::auth_throttle::{AuthMethod, FailingClient};
 
 use crate::finding;
-use crate::verdict::NodeFacts;
+use crate::node_facts::NodeFacts;
 
 pub(crate) fn findings(facts: &NodeFacts, findings: &mut Vec<Finding>) {
     for failing in merge_failing_clients(facts) {

@@ -1,9 +1,10 @@
 //! What a node concludes from facts, without I/O: its status for people, and decisions about
 //! replicas. Facts go in as plain data, and findings, texts and decisions come out.
 //!
-//! * [`verdict`]: the facts of a node, the findings about them and the verdict;
-//! * [`cluster_view`], [`store_view`], [`report`]: the cluster and its store as one node sees them,
-//!   and what nodes report about themselves;
+//! * [`node_facts`], [`verdict`]: the facts of a node, the findings about them and the verdict;
+//! * [`cluster_view`], [`store_view`], [`nodes`]: the cluster, its store and its nodes as one node
+//!   sees them;
+//! * [`report`], [`resync_progress`]: what nodes report about themselves;
 //! * [`volume_status`], [`replica_state`], [`pool_status`], [`space`]: volumes, replicas, pools and
 //!   space as the API shows them, with reasons and hints;
 //! * [`not_serving`], [`startup_wait`], [`old_images`], [`orphan_images`]: reasons and hints;
@@ -13,9 +14,12 @@
 
 mod client_findings;
 pub mod clock_findings;
+mod cluster_findings;
 pub mod cluster_view;
 pub mod memory;
 pub mod metrics;
+pub mod node_facts;
+pub mod nodes;
 pub mod not_serving;
 pub mod old_images;
 pub mod orphan_images;
@@ -25,18 +29,22 @@ pub mod recovery_choice;
 pub mod repair;
 pub mod replica_state;
 pub mod report;
+pub mod resync_progress;
 #[cfg(any(test, feature = "testing"))]
 pub mod samples;
 pub mod space;
 pub mod startup_wait;
 pub mod store_view;
+mod unserved_volumes;
 pub mod verdict;
+mod volume_findings;
 pub mod volume_status;
 
 use api::{Finding, Severity};
 
 pub use cluster_view::ClusterView;
-pub use verdict::{NodeFacts, assess};
+pub use node_facts::NodeFacts;
+pub use verdict::assess;
 
 /// Hint for a store whose certificates this node does not trust, or the reverse.
 pub const UNTRUSTED_STORE_HINT: &str = "the members of the store use certificates of another authority \
@@ -49,6 +57,9 @@ pub const UNTRUSTED_STORE_HINT: &str = "the members of the store use certificate
 /// Hint for damaged records.
 pub const RESTORE_HINT: &str = "restore the store from a backup: docs/guides/administration.md, section \
     \"When the store is damaged\"";
+
+/// Hint for conditions that end by themselves.
+pub(crate) const WAIT_HINT: &str = "wait: this resolves itself";
 
 /// A finding about `subject`, with the next step as its hint.
 pub fn finding(

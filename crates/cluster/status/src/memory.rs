@@ -3,7 +3,7 @@
 use api::{ApiError, ErrorCode, Finding, Severity};
 
 use crate::finding;
-use crate::verdict::NodeFacts;
+use crate::node_facts::NodeFacts;
 
 /// Buffer memory that a volume needs for one command at a time, in bytes: a data block, its
 /// metadata, a page of its log, and an answer to another node.

@@ -17,7 +17,8 @@ use records::record::StoredVolumeRecord;
 use target::auth_throttle::AuthMethod;
 use volume::CommandKind;
 
-use crate::verdict::{NodeFacts, assess};
+use crate::node_facts::NodeFacts;
+use crate::verdict::assess;
 
 /// Media type of the result of [`render`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

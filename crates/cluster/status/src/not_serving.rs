@@ -5,6 +5,7 @@ use mirror::membership::{NotServingReason, RollbackWitness};
 use peer::NodeId;
 use uuid::Uuid;
 
+use crate::WAIT_HINT;
 use crate::report::MissingReplica;
 
 /// Names of nodes and volumes.
@@ -18,9 +19,6 @@ pub trait NameLookup {
     /// Why a replica that the volume lacks is not being made.
     fn missing_replica(&self, volume: Uuid) -> Option<MissingReplica>;
 }
-
-/// Hint for conditions that end by themselves.
-pub(crate) const WAIT_HINT: &str = "wait: this resolves itself";
 
 /// Why an open image is no longer used.
 pub(crate) fn loss_text(loss: LegLoss) -> &'static str {

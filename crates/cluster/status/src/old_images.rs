@@ -14,8 +14,7 @@ use records::record::VolumeRecord;
 use uuid::Uuid;
 
 use crate::orphan_images::UnservedImage;
-use crate::placement::Candidate;
-use crate::repair;
+use crate::placement::{Candidate, equivalent_backing};
 
 /// Why a node with an old image is not chosen.
 pub const HAS_OLD_IMAGE: &str = "has an old image of it";
@@ -101,7 +100,7 @@ pub(crate) fn replace_hint(
     node: &str,
     reason: &str,
 ) -> String {
-    let placement = match repair::equivalent_backing(backing, record.id) {
+    let placement = match equivalent_backing(backing, record.id) {
         Some(like) => new_backing_flags(&like),
         None => backing_flags(backing),
     };

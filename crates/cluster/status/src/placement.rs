@@ -2,7 +2,9 @@
 
 use std::cmp::Reverse;
 
+use api::{Backing, NewBacking};
 use peer::NodeId;
+use uuid::Uuid;
 
 /// A node that may get a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +94,19 @@ fn shortage_text(all: &[Candidate], taken: &[NodeId], found: usize, count: usize
     )
 }
 
+/// The equivalent of a backing on another node, if it needs no path there.
+pub fn equivalent_backing(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
+    match backing {
+        Backing::Pool { pool } => Some(NewBacking::Pool { pool: pool.clone() }),
+        Backing::File { path } => {
+            let by_itself = format!("-{volume}.img");
+            let name = path.file_name()?.to_str()?;
+            name.ends_with(&by_itself).then_some(NewBacking::File { path: None })
+        }
+        Backing::Device { .. } => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,5 +164,18 @@ mod tests {
         assert_eq!(refused(&[1], &[1], 1), "node n1 cannot have two replicas");
         assert_eq!(refused(&[], &[1, 1], 2), "node n1 cannot have two replicas");
         assert_eq!(refused(&[], &[7], 1), "there is no node 7");
+    }
+
+    #[test]
+    fn only_what_every_node_has_is_made_by_itself() {
+        let volume = Uuid::from_u128(7);
+        let of = |path: &str| equivalent_backing(&Backing::File { path: path.into() }, volume);
+        let own = format!("/var/lib/windrose/volumes/web-{volume}.img");
+        assert_eq!(of(&own), Some(NewBacking::File { path: None }));
+        assert_eq!(of("/srv/web.img"), None);
+        assert_eq!(equivalent_backing(&Backing::Device { path: "/dev/sdb".into() }, volume), None);
+        let pool: api::PoolName = "tank".parse().unwrap();
+        let in_pool = Backing::Pool { pool: pool.clone() };
+        assert_eq!(equivalent_backing(&in_pool, volume), Some(NewBacking::Pool { pool }));
     }
 }

@@ -12,8 +12,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 use wire::plural;
 
-use crate::finding;
-use crate::not_serving::WAIT_HINT;
+use crate::{WAIT_HINT, finding};
 
 /// Lost ranges of a volume that a finding names.
 const MAX_NAMED_RANGES: usize = 8;

@@ -3,10 +3,9 @@
 
 pub mod decision;
 
-use api::{Backing, NewBacking};
+use api::NewBacking;
 use peer::NodeId;
 use records::record::VolumeRecord;
-use uuid::Uuid;
 
 use self::decision::WaitReason;
 use crate::old_images::overwrite_hint;
@@ -56,19 +55,6 @@ pub fn placement_nodes(record: &VolumeRecord) -> Vec<NodeId> {
     record.placements.iter().map(|placement| placement.node).collect()
 }
 
-/// The equivalent of a backing on another node, if it needs no path there.
-pub fn equivalent_backing(backing: &Backing, volume: Uuid) -> Option<NewBacking> {
-    match backing {
-        Backing::Pool { pool } => Some(NewBacking::Pool { pool: pool.clone() }),
-        Backing::File { path } => {
-            let by_itself = format!("-{volume}.img");
-            let name = path.file_name()?.to_str()?;
-            name.ends_with(&by_itself).then_some(NewBacking::File { path: None })
-        }
-        Backing::Device { .. } => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::time::Instant;
@@ -106,18 +92,5 @@ mod tests {
              (w is a witness)"
         );
         assert_eq!(both.next_step, nowhere.next_step);
-    }
-
-    #[test]
-    fn only_what_every_node_has_is_made_by_itself() {
-        let volume = Uuid::from_u128(7);
-        let of = |path: &str| equivalent_backing(&Backing::File { path: path.into() }, volume);
-        let own = format!("/var/lib/windrose/volumes/web-{volume}.img");
-        assert_eq!(of(&own), Some(NewBacking::File { path: None }));
-        assert_eq!(of("/srv/web.img"), None);
-        assert_eq!(equivalent_backing(&Backing::Device { path: "/dev/sdb".into() }, volume), None);
-        let pool: api::PoolName = "tank".parse().unwrap();
-        let in_pool = Backing::Pool { pool: pool.clone() };
-        assert_eq!(equivalent_backing(&in_pool, volume), Some(NewBacking::Pool { pool }));
     }
 }

@@ -9,12 +9,12 @@ use peer::NodeId;
 use records::record::{PlacementStage, ReplicaPlacement, VolumeRecord, VolumeStage};
 use uuid::Uuid;
 
-use crate::cluster_view::{ClusterView, NodeState, node_argument};
-use crate::finding;
-use crate::not_serving::WAIT_HINT;
+use crate::cluster_view::{ClusterView, NodeState};
+use crate::nodes::node_argument;
 use crate::old_images::replace_hint;
 use crate::placement::no_candidate_text_for;
 use crate::report::{MissingReplica, ReportedMirror, ResyncReport};
+use crate::{WAIT_HINT, finding};
 
 /// Why a replica is not in sync, and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]

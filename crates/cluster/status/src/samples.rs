@@ -23,9 +23,9 @@ use records::samples::record;
 use target::ClientReport;
 use uuid::Uuid;
 
+use crate::node_facts::NodeFacts;
 use crate::pool_status::{PoolFacts, PoolObserved};
 use crate::space::{FileSystemSpace, SpaceUsage};
-use crate::verdict::NodeFacts;
 
 /// A data node; `alive`: whether the store knows it to be alive.
 #[must_use]

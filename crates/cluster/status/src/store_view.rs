@@ -9,7 +9,7 @@ use cluster::store::StoreError;
 use cluster::store::etcd::{MemberHealth, MemberResponse};
 use peer::NodeId;
 
-use crate::cluster_view::{can_be_probed, node_argument};
+use crate::nodes::{can_be_probed, node_argument};
 use crate::startup_wait::LOST_QUORUM_HINT;
 use crate::{UNTRUSTED_STORE_HINT, finding};
 

@@ -13,7 +13,8 @@ use records::record::{
 use target::server::Service;
 use volume::CommandKind;
 
-use crate::cluster_view::{ClusterView, MIRROR_RECORD_LOST};
+use crate::cluster_view::ClusterView;
+use crate::unserved_volumes::MIRROR_RECORD_LOST;
 
 /// The state of a volume as seen from this node; `cluster` is its view, if it is in one.
 pub fn volume_state(

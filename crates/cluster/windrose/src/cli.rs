@@ -8,6 +8,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use uuid::Uuid;
 
+use crate::bench_args::BenchArgs;
+use crate::files::{ChapUserFile, HostKeyArgs};
+
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done; for `status`: the data is safe
@@ -80,7 +83,7 @@ pub(crate) enum Command {
     /// Serve a volume as a device of this machine, until the command is stopped.
     Attach(Box<AttachArgs>),
     /// Measure a volume, a file or a device, in fio's terms.
-    Bench(crate::bench::BenchArgs),
+    Bench(BenchArgs),
     /// Say whether the data is safe, and why.
     Status,
     /// List the sessions of initiators.
@@ -154,22 +157,6 @@ pub(crate) struct AttachArgs {
     pub(crate) host_id: Option<Uuid>,
     #[command(flatten)]
     pub(crate) keys: HostKeyArgs,
-}
-
-/// What an NVMe host shares with a volume.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct HostKeyArgs {
-    /// File with the secret with which this host authenticates (DH-HMAC-CHAP), as `nvme
-    /// gen-dhchap-key` prints it; `-` reads it from standard input.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) dhchap_secret: Option<PathBuf>,
-    /// File with the secret with which the volume must authenticate; it differs from the host's.
-    #[arg(long, value_name = "FILE", requires = "dhchap_secret")]
-    pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
-    /// File with the TLS key of the connections, as `nvme gen-tls-key` prints it; `-` reads it from
-    /// standard input.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tls_key: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -803,28 +790,6 @@ pub(crate) fn to_protocols(protocols: &[ExportProtocol]) -> api::Protocols {
     }
 }
 
-/// A user name and the file with its secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ChapUserFile {
-    pub(crate) user: String,
-    pub(crate) file: PathBuf,
-}
-
-impl std::str::FromStr for ChapUserFile {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s.split_once(':') {
-            Some((user, file)) if !user.is_empty() && !file.is_empty() => {
-                Ok(Self { user: user.to_owned(), file: file.into() })
-            }
-            _ => {
-                Err("use USER:SECRET-FILE; do not put the secret itself on the command line".into())
-            }
-        }
-    }
-}
-
 /// Parses a duration; the result is in seconds.
 fn parse_duration(s: &str) -> Result<u64, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
@@ -1048,14 +1013,5 @@ mod tests {
         };
         assert!(create("--pool tank --thick --replicas 2"));
         assert!(!create("--pool tank --device /dev/a") && !create("--pool tank --path /a"));
-    }
-
-    #[test]
-    fn secrets_are_named_by_file() {
-        let parsed: ChapUserFile = "u:/etc/a:b".parse().unwrap();
-        assert_eq!((parsed.user.as_str(), parsed.file), ("u", "/etc/a:b".into()));
-        for bad in ["u", "u:", ":f", ""] {
-            assert!(bad.parse::<ChapUserFile>().unwrap_err().contains("USER:SECRET-FILE"));
-        }
     }
 }

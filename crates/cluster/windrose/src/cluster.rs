@@ -16,8 +16,8 @@ use api::{
 use tokio::time::{Instant, sleep};
 
 use crate::cli::{ClusterCommand, ConfirmArgs, NodeCommand, TokenArgs, TokenCommand};
-use crate::exit::{CliError, FAILED};
-use crate::remote::{NodeConnection, print_error_line, require_confirmation};
+use crate::exit::{CliError, FAILED, print_error_line};
+use crate::remote::{NodeConnection, require_confirmation};
 use crate::{files, output, recovery};
 
 /// How long a node may take to reach a membership stage.

@@ -1,11 +1,10 @@
 //! Exit codes and errors of commands.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use api::ErrorCode;
 use api::client::{ApiAddress, CallError};
-
-use crate::remote::print_error_line;
 
 /// The node refused or failed.
 pub(crate) const FAILED: u8 = 1;
@@ -46,6 +45,11 @@ impl CliError {
         }
         ExitCode::from(self.code)
     }
+}
+
+/// Prints lines on standard error, ignoring write errors.
+pub(crate) fn print_error_line(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 impl From<CallError> for CliError {

@@ -1,4 +1,4 @@
-//! Reads secrets and tokens from files.
+//! Reads secrets and tokens from files, and the arguments that name such files.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -6,16 +6,55 @@ use std::path::{Path, PathBuf};
 
 use std::sync::Arc;
 
+use clap::Args;
+
 use api::{Chap, ChapUser, Dhchap, DhchapSecret, MutualChap, Secret, Tls, TlsKey};
 
 use initiator::nvme::Secrets;
 use nvme::auth::{self, AuthPolicy};
 
-use crate::cli::{ChapUserFile, HostKeyArgs};
 use crate::exit::{CliError, USAGE};
 
 /// Longest secret file, in bytes.
 const MAX_SECRET_FILE_LEN: u64 = 4096;
+
+/// What an NVMe host shares with a volume.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct HostKeyArgs {
+    /// File with the secret with which this host authenticates (DH-HMAC-CHAP), as `nvme
+    /// gen-dhchap-key` prints it; `-` reads it from standard input.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dhchap_secret: Option<PathBuf>,
+    /// File with the secret with which the volume must authenticate; it differs from the host's.
+    #[arg(long, value_name = "FILE", requires = "dhchap_secret")]
+    pub(crate) dhchap_ctrl_secret: Option<PathBuf>,
+    /// File with the TLS key of the connections, as `nvme gen-tls-key` prints it; `-` reads it from
+    /// standard input.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+}
+
+/// A user name and the file with its secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChapUserFile {
+    pub(crate) user: String,
+    pub(crate) file: PathBuf,
+}
+
+impl std::str::FromStr for ChapUserFile {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s.split_once(':') {
+            Some((user, file)) if !user.is_empty() && !file.is_empty() => {
+                Ok(Self { user: user.to_owned(), file: file.into() })
+            }
+            _ => {
+                Err("use USER:SECRET-FILE; do not put the secret itself on the command line".into())
+            }
+        }
+    }
+}
 
 /// An absolute path: the node does not know our working directory.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, CliError> {
@@ -103,4 +142,18 @@ fn read_credentials(source: &ChapUserFile) -> Result<(ChapUser, Secret), CliErro
     let secret =
         secret.map_err(|e| CliError::new(USAGE, format!("{}: {e}", source.file.display())))?;
     Ok((user, secret))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_named_by_file() {
+        let parsed: ChapUserFile = "u:/etc/a:b".parse().unwrap();
+        assert_eq!((parsed.user.as_str(), parsed.file), ("u", "/etc/a:b".into()));
+        for bad in ["u", "u:", ":f", ""] {
+            assert!(bad.parse::<ChapUserFile>().unwrap_err().contains("USER:SECRET-FILE"));
+        }
+    }
 }

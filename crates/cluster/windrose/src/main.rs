@@ -11,6 +11,7 @@
 mod accept_data_dir;
 mod attach;
 mod bench;
+mod bench_args;
 mod cli;
 mod cluster;
 mod connect_help;

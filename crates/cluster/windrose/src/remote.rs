@@ -96,11 +96,6 @@ pub(crate) fn print_line(text: &str) -> Result<(), CliError> {
     print_bytes(format!("{text}\n").as_bytes())
 }
 
-/// Prints lines on standard error, ignoring write errors.
-pub(crate) fn print_error_line(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
-
 /// Writes to standard output. A reader that closes it early (`| head`) is no error.
 pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), CliError> {
     use std::io::ErrorKind;

@@ -21,9 +21,9 @@ use api::{
 use crate::cli::{
     BackingArgs, ConfirmArgs, CreateVolumeArgs, ReplicaCommand, VolumeCommand, to_protocols,
 };
-use crate::exit::{CliError, FAILED, USAGE};
+use crate::exit::{CliError, FAILED, USAGE, print_error_line};
 use crate::files::absolute;
-use crate::remote::{NodeConnection, print_error_line, prompt_for_name, require_confirmation};
+use crate::remote::{NodeConnection, prompt_for_name, require_confirmation};
 use crate::{files, output, recovery};
 
 pub(crate) async fn run(

@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::node_membership;
 use crate::nodes::tests::{record, store};
 use crate::store::memory::{CallDelivery, MemoryStore, MemoryStoreClient};
 

@@ -2,12 +2,8 @@
 
 use std::fmt::{self, Write};
 
-use ring::hkdf::{HKDF_SHA256, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use uuid::Uuid;
-
-use crate::secrets::SealingKey;
 
 /// The shared secret of a cluster's nodes: 32 random bytes, written as hex digits. Debug output
 /// never shows it.
@@ -27,16 +23,6 @@ impl ClusterSecret {
         let mut bytes = [0; 32];
         SystemRandom::new().fill(&mut bytes).ok()?;
         Some(Self(bytes))
-    }
-
-    /// The key that wraps the keyring in the store of `cluster`.
-    pub(crate) fn derive_wrapping_key(&self, cluster: Uuid) -> SealingKey {
-        let drawn = Salt::new(HKDF_SHA256, cluster.as_bytes()).extract(&self.0);
-        let mut bytes = [0; 32];
-        let filled = drawn.expand(&[b"windrose wrapping key 1"], HKDF_SHA256);
-        let filled = filled.and_then(|key| key.fill(&mut bytes));
-        filled.expect("32 bytes are what one step of this function gives");
-        SealingKey::new(bytes)
     }
 
     /// The secret in the form that peer links use.

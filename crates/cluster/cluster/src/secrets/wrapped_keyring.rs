@@ -3,6 +3,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hkdf::{HKDF_SHA256, Salt};
 use uuid::Uuid;
 
 use super::{
@@ -32,6 +33,16 @@ fn associated_data(cluster: Uuid) -> Vec<u8> {
     [DOMAIN_SEPARATOR, &cluster.as_bytes()[..]].concat()
 }
 
+/// The key that wraps the keyring in the store of `cluster`.
+fn wrapping_key(secret: &ClusterSecret, cluster: Uuid) -> SealingKey {
+    let drawn = Salt::new(HKDF_SHA256, cluster.as_bytes()).extract(secret.bytes());
+    let mut bytes = [0; 32];
+    let filled = drawn.expand(&[b"windrose wrapping key 1"], HKDF_SHA256);
+    let filled = filled.and_then(|key| key.fill(&mut bytes));
+    filled.expect("32 bytes are what one step of this function gives");
+    SealingKey::new(bytes)
+}
+
 /// Wraps `ring` for the store.
 ///
 /// # Errors
@@ -51,7 +62,7 @@ pub(super) fn wrap_with_nonce(
     secret: &ClusterSecret,
 ) -> Vec<u8> {
     let plain: Vec<u8> = keyring.keys.iter().flat_map(|key| key.0).collect();
-    let bytes = secret.derive_wrapping_key(cluster).seal(nonce, &associated_data(cluster), &plain);
+    let bytes = wrapping_key(secret, cluster).seal(nonce, &associated_data(cluster), &plain);
     format!("{SEALED_VERSION}.{}", URL_SAFE_NO_PAD.encode(bytes)).into_bytes()
 }
 
@@ -70,7 +81,7 @@ pub fn unwrap_keyring(
     let bytes = bytes.map(|(_, bytes)| bytes).filter(|bytes| bytes.len() <= 2 * MAX);
     let bytes = bytes.and_then(|bytes| URL_SAFE_NO_PAD.decode(bytes).ok());
     let bytes = bytes.ok_or(KeyringError::Damaged)?;
-    let plain = secret.derive_wrapping_key(cluster).open(&associated_data(cluster), &bytes);
+    let plain = wrapping_key(secret, cluster).open(&associated_data(cluster), &bytes);
     let plain = plain.ok_or(KeyringError::AuthenticationFailed)?;
     let (keys, rest) = plain.as_chunks::<KEY_LEN>();
     let keys = keys.iter().map(|bytes| SealingKey::new(*bytes)).collect();

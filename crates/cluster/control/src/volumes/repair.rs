@@ -20,9 +20,7 @@ use status::repair::decision::{
     AbortReason, RepairAction, RepairHistory, RepairPolicy, Timestamp, WaitReason, apply_action,
     decide_repair, start_repair,
 };
-use status::repair::{
-    combine_wait_reason, equivalent_backing, no_node_for_repair, placement_nodes,
-};
+use status::repair::{combine_wait_reason, no_node_for_repair, placement_nodes};
 use status::report::MissingReplica;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -336,8 +334,8 @@ impl VolumeControl {
         let first = replaces.into_iter().chain([self.this_node()]);
         let all =
             first.filter_map(|node| record.placement(node)).chain(record.current_placements());
-        let mut backings =
-            all.filter_map(|placement| equivalent_backing(&placement.backing, record.id));
+        let mut backings = all
+            .filter_map(|placement| placement::equivalent_backing(&placement.backing, record.id));
         backings.next()
     }
 

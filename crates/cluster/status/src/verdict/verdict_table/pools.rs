@@ -3,7 +3,7 @@
 use api::Rebuild;
 
 use super::*;
-use crate::pool_status::PoolObserved;
+use crate::pool_status::{PoolFacts, PoolObserved};
 use engine::{BackingError, DamagedRange};
 
 /// With a pool that holds its volume, changed by `change`.
