@@ -1,5 +1,5 @@
-//! Vectors of processors, one file per architecture. Only these files have `unsafe`: a value of their types
-//! exists only where the processor has the instructions, which makes each use safe.
+//! Vectors of processors, one file per architecture. Only these files have `unsafe`: a value of
+//! their types exists only where the processor has the instructions, which makes each use safe.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -1,5 +1,5 @@
-//! A file or block device of the system: how it is opened, what is known of it, plain calls, and how
-//! they fail. Simulated disks have the same properties and errors.
+//! A file or block device of the system: how it is opened, what is known of it, plain calls, and
+//! how they fail. Simulated disks have the same properties and errors.
 
 mod blkid;
 mod error;

@@ -5,7 +5,8 @@
 //! * [`record_file`]: small local record files of a node.
 //! * [`identity`]: a node's identity file; [`join_token`]: the token by which it joins.
 //! * [`secrets`]: secrets at rest and the keys that seal them.
-//! * [`node_membership`]: the steps of joining and leaving a cluster; [`join_error`]: why one fails.
+//! * [`node_membership`]: the steps of joining and leaving a cluster; [`join_error`]: why one
+//!   fails.
 //! * [`incarnations`]: which process is a node.
 //! * [`admission`]: join tokens and join requests.
 //! * [`certificate_authority`]: signs the certificates of a cluster's nodes.

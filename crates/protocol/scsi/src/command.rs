@@ -58,17 +58,22 @@ pub enum Admission {
 pub enum Step {
     /// It has ended.
     Reply(Reply),
-    /// Have the volume execute this, then [`LogicalUnit::finish`](crate::LogicalUnit::finish) it with the result.
+    /// Have the volume execute this, then [`LogicalUnit::finish`](crate::LogicalUnit::finish) it
+    /// with the result.
     Run(Request, RunningCommand),
-    /// Change the shared state on behalf of the initiator, then [`LogicalUnit::finish`](crate::LogicalUnit::finish) it, without
-    /// data, with the result, or [`LogicalUnit::finish_refused_change`](crate::LogicalUnit::finish_refused_change).
+    /// Change the shared state on behalf of the initiator, then
+    /// [`LogicalUnit::finish`](crate::LogicalUnit::finish) it, without data, with the result, or
+    /// [`LogicalUnit::finish_refused_change`](crate::LogicalUnit::finish_refused_change).
     ChangeShared(Change, RunningCommand),
-    /// Read the shared state, then [`LogicalUnit::finish_shared_read`](crate::LogicalUnit::finish_shared_read), or [`LogicalUnit::finish`](crate::LogicalUnit::finish)
-    /// it with the error.
+    /// Read the shared state, then
+    /// [`LogicalUnit::finish_shared_read`](crate::LogicalUnit::finish_shared_read), or
+    /// [`LogicalUnit::finish`](crate::LogicalUnit::finish) it with the error.
     ReadShared(RunningCommand),
-    /// Copy this between volumes, then [`LogicalUnit::finish_copy`](crate::LogicalUnit::finish_copy) it with the result.
+    /// Copy this between volumes, then
+    /// [`LogicalUnit::finish_copy`](crate::LogicalUnit::finish_copy) it with the result.
     Copy(CopyPlan, RunningCommand),
-    /// Create a token or write its data, then [`LogicalUnit::finish_token`](crate::LogicalUnit::finish_token) it with the result.
+    /// Create a token or write its data, then
+    /// [`LogicalUnit::finish_token`](crate::LogicalUnit::finish_token) it with the result.
     Token(TokenPlan, RunningCommand),
 }
 

@@ -17,7 +17,8 @@ use crate::sys::{self, Direction, SeekTarget};
 /// Most buffers of one system call (`UIO_MAXIOV`).
 pub(crate) const MAX_VECTORS: usize = 1024;
 
-/// `fallocate` modes (`linux/falloc.h`) for what a [`crate::disk::Disk`] offers. None changes the size.
+/// `fallocate` modes (`linux/falloc.h`) for what a [`crate::disk::Disk`] offers. None changes the
+/// size.
 pub(crate) const PUNCH_MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 pub(crate) const ZERO_MODE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 pub(crate) const ALLOCATE_MODE: i32 = libc::FALLOC_FL_KEEP_SIZE;

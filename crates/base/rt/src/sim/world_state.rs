@@ -1,4 +1,5 @@
-//! What everything in a world shares: its seed, its time, its trace, its network, and why it failed.
+//! What everything in a world shares: its seed, its time, its trace, its network, and why it
+//! failed.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,4 +1,5 @@
-//! Attaches a volume to a device and serves it: each of its queue slots has a task, all on the volume's core.
+//! Attaches a volume to a device and serves it: each of its queue slots has a task, all on the
+//! volume's core.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
