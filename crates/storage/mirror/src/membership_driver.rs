@@ -156,7 +156,8 @@ impl Replica {
                 s.awake_clock += WATCHDOG_INTERVAL;
                 s.poll_config(fx);
             });
-            let ago = |time| self.awake_now().saturating_sub(time);
+            let now = self.awake_now();
+            let ago = |time| now.saturating_sub(time);
             let (stuck_before, absent_before) =
                 (ago(self.settings.stuck_timeout), ago(self.settings.absent_timeout));
             if self.leg.oldest_started_at().is_some_and(|started_at| started_at < stuck_before)
