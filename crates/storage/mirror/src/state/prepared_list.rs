@@ -36,7 +36,8 @@ struct PreparedWrite {
     lock: Option<RangeLock>,
     state: ApplyState,
     /// Whether a leg has no space for it. Then its range holds other contents, at least here, and
-    /// must not be read before all members have the same there (RFD 0040).
+    /// must not be read before all members have the same there (RFD 0040). It stays so to the end:
+    /// whatever becomes of the leg, a commit of the entry tells that the write was rejected.
     no_space: bool,
     /// Whether it is a copy of what some members have.
     is_copy: bool,
@@ -162,14 +163,13 @@ impl PreparedList {
     }
 
     /// Fails the entries without space: nothing shows that all members hold the same in their
-    /// ranges. Returns whether there were any.
+    /// ranges. Returns whether any had not failed yet.
     pub(in super::super) fn fail_no_space(&mut self) -> bool {
         let mut any = false;
         for write in self.table.values_mut().filter(|write| write.no_space) {
-            any = true;
+            any |= !matches!(write.state, ApplyState::Failed(_));
             // One whose replacement is in flight reports its own result.
             if write.state == ApplyState::Applied {
-                write.no_space = false;
                 write.state = ApplyState::Failed(Error::NoSpace);
             }
         }
@@ -314,5 +314,37 @@ impl PreparedList {
     /// How many entries there are.
     pub(in super::super) fn len(&self) -> usize {
         self.table.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::Epoch;
+    use peer::{NodeId, WriteKind};
+
+    use super::*;
+
+    fn entry() -> PreparedEntry {
+        PreparedEntry {
+            view: View::first(Epoch(2)),
+            seq: Seq(1),
+            write_id: WriteId { origin: NodeId(1), number: 7 },
+            range: Blocks { at: Lba(8), count: 4 },
+            kind: WriteKind::Data,
+            fua: false,
+        }
+    }
+
+    #[test]
+    fn a_write_without_space_stays_rejected_when_the_leg_fails() {
+        let (mut list, entry) = (PreparedList::default(), entry());
+        let op_number = (entry.view, entry.seq);
+        list.insert(entry, None, None, EntrySource::Client);
+        assert!(list.mark_no_space(op_number));
+        assert!(list.begin_replacement(&entry));
+        list.mark_applied(op_number);
+        assert!(list.fail_no_space(), "another write makes the leg fail");
+        assert!(!list.fail_no_space(), "it has failed already");
+        assert!(list.commit(op_number).unwrap().no_space, "the commit was on its way");
     }
 }

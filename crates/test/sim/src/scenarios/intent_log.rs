@@ -99,6 +99,9 @@ struct Model {
     damaged_superblocks: [bool; 2],
     /// Whether a power loss has torn a write in progress.
     torn: bool,
+    /// Whether both copies of the superblock may have been lost since the last complete open. An
+    /// interrupted open may have replaced them without a report.
+    may_be_lost: bool,
 }
 
 /// What is known when the image is opened.
@@ -117,6 +120,8 @@ impl Model {
             self.closed = None;
         }
         self.opened = self.boot;
+        let [a, b] = self.damaged_superblocks;
+        self.may_be_lost |= a && b || (a || b) && self.torn;
         before
     }
 }
@@ -176,6 +181,7 @@ pub(crate) async fn run(world: World, mistake: Mistake) -> Result<(), String> {
         opened: 0,
         damaged_superblocks: [false; 2],
         torn: false,
+        may_be_lost: false,
     };
     let (model, stop, block) = (RefCell::new(model), Cell::new(false), block as usize);
     let bench = Rc::new(IntentLogTestbed { world, host, mistake, block, model, stop });
@@ -308,7 +314,10 @@ impl IntentLogTestbed {
         let log = if file.label().has_intent_log {
             let opened = IntentLog::open(core, area, boot).await.map_err(|e| e.to_string());
             let (log, found) = opened?;
-            self.check_open_result(&log, found, before)?;
+            if let Err(e) = self.check_open_result(&log, found, before) {
+                self.world.fail(e.clone());
+                return Err(e);
+            }
             log
         } else if self.model.borrow().log_created {
             return Err("the log is missing".into());
@@ -317,6 +326,7 @@ impl IntentLogTestbed {
         };
         let mut model = self.model.borrow_mut();
         (model.log_created, model.torn, model.damaged_superblocks) = (true, false, [false; 2]);
+        model.may_be_lost = false;
         model.closed = Some(false);
         model.being_written = [false; BLOCKS];
         Ok(OpenImage { bench: Rc::clone(self), client, log })
@@ -331,9 +341,9 @@ impl IntentLogTestbed {
     ) -> Result<(), String> {
         let mut model = self.model.borrow_mut();
         self.world.note(format!("found {found:?}"));
-        if found.damage == LogDamage::SuperblockLost {
-            let [a, b] = model.damaged_superblocks;
-            if !(a && b || (a || b) && model.torn) {
+        let replaced_before = model.may_be_lost && log.was_lost() && found.adopted.is_none();
+        if found.damage == LogDamage::SuperblockLost || replaced_before {
+            if !model.may_be_lost {
                 return Err("a log with a good superblock is lost".into());
             }
             model.adopted_epoch = 0;

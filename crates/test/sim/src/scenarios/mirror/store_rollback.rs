@@ -84,8 +84,8 @@ impl MirrorTestbed {
         let running = rng.chance(0.5);
         if running {
             self.start_from(&images, None).await;
-            self.wait_until(|| self.all_serve()).await;
-            if !self.all_serve() {
+            self.wait_until(|| self.all_follow_record()).await;
+            if !self.all_follow_record() {
                 return Ok(());
             }
             // Every serving node has adopted the record.
@@ -207,10 +207,14 @@ impl MirrorTestbed {
         self.nodes.iter().for_each(|node| self.start(node));
     }
 
-    fn all_serve(&self) -> bool {
+    /// Whether all members serve by the current record, and no replica that runs has yet to hear
+    /// of it: one that has not could believe a rolled-back record before the others can object.
+    fn all_follow_record(&self) -> bool {
         let record = self.store.record();
         let serves = |n: &Rc<Node>| n.mirror.borrow().as_ref().is_some_and(Mirror::is_serving);
+        let knows = |n: &Rc<Node>| n.status().is_none_or(|s| s.config.as_ref() == Some(&record));
         self.nodes.iter().filter(|n| record.member(n.id).is_some()).all(serves)
+            && self.nodes.iter().all(knows)
     }
 
     /// Waits for a condition, for a short time.
