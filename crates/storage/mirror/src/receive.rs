@@ -19,7 +19,8 @@ impl Replica {
     /// waits for it, and so does its lane; dropping the future drops the message.
     pub(super) async fn receive(self: &Rc<Self>, link: Link, received: ReceivedMessage) {
         let ReceivedMessage { message, ctx } = received;
-        self.step(|s, _| s.note_session_message(link.node()));
+        // Not a step: it decides nothing, and every message comes by here.
+        self.state_mut().note_session_message(link.node());
         if let Some(view) = payload_view(&message)
             && view > self.view()
         {
