@@ -51,14 +51,7 @@ impl BackingError {
     /// An error of a pool.
     pub(super) fn from_pool_error(pool: &PoolName, e: &PoolError) -> Self {
         let code = if e.is_no_space() { ErrorCode::NoSpace } else { ErrorCode::Backing };
-        Self {
-            code,
-            message: format!("pool {pool}: {e}"),
-            hint: e.hint(),
-            device_lost: false,
-            can_take_over: false,
-            is_unreadable: false,
-        }
+        Self { code, hint: e.hint(), ..Self::refused(format!("pool {pool}: {e}")) }
     }
 
     /// The message without the name of the pool, for callers that name it themselves.
@@ -92,31 +85,20 @@ impl From<ImageError> for BackingError {
         match e.reason {
             // The lower layer names a flag; here it is a setting of the node.
             ImageErrorReason::Open(OpenReason::NoDirectIo) => Self {
-                code: ErrorCode::Backing,
-                message: format!("{path}: its file system has no direct I/O (O_DIRECT)"),
                 hint: Some("set disks.buffered = true in the node's configuration to allow it"),
-                device_lost: false,
-                can_take_over: false,
-                is_unreadable: false,
+                ..Self::refused(format!("{path}: its file system has no direct I/O (O_DIRECT)"))
             },
             ImageErrorReason::Disk(error) if error.kind == DiskErrorKind::Gone => {
                 Self { device_lost: true, ..Self::refused(e.to_string()) }
             }
             ImageErrorReason::Disk(error) if error.kind == DiskErrorKind::NoSpace => Self {
                 code: ErrorCode::NoSpace,
-                message: format!("{path}: there is not enough space"),
                 hint: Some("free some space, or create a smaller or a thin volume"),
-                device_lost: false,
-                can_take_over: false,
-                is_unreadable: false,
+                ..Self::refused(format!("{path}: there is not enough space"))
             },
             ImageErrorReason::Open(OpenReason::PermissionDenied) => Self {
-                code: ErrorCode::Backing,
-                message: e.to_string(),
                 hint: Some("give the node's user permission to read and write it"),
-                device_lost: false,
-                can_take_over: false,
-                is_unreadable: false,
+                ..Self::refused(e.to_string())
             },
             ImageErrorReason::ClaimedElsewhere(by) => {
                 Self { can_take_over: by.can_take_over(), ..Self::refused(e.to_string()) }
