@@ -4,6 +4,7 @@ mod circles;
 #[cfg(test)]
 mod floors;
 mod prose;
+mod text_files;
 
 use super::dependencies;
 use crate::run_context::RunContext;
@@ -11,20 +12,19 @@ use anyhow::Result;
 use std::time::Duration;
 
 pub(super) fn run(context: &RunContext) -> Result<()> {
+    let files = text_files::read(&context.root)?;
     context.check("language: words, lines, documentation of modules", || {
-        let found = prose::findings(&context.root)?;
-        let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
-        anyhow::ensure!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
-        Ok(())
+        none_found(&prose::findings(&files)?)
     });
-    context.check("imports without circles", || {
-        let found = circles::findings(&context.root)?;
-        let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
-        anyhow::ensure!(lines.is_empty(), "{}", lines.join("\n"));
-        Ok(())
-    });
+    context.check("imports without circles", || none_found(&circles::findings(&files)));
     lint(context);
     dependencies::check(context);
+    Ok(())
+}
+
+fn none_found(findings: &[impl ToString]) -> Result<()> {
+    let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+    anyhow::ensure!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
     Ok(())
 }
 

@@ -3,11 +3,10 @@
 //! Every path that begins with `crate::` or `super::` counts, in a `use` or not. Tests may import
 //! anything.
 
-use anyhow::{Context, Result};
+use super::text_files::TextFiles;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, fs,
-    path::Path,
+    fmt,
 };
 
 /// Where a module or an item is, from the root of its crate.
@@ -32,53 +31,23 @@ impl fmt::Display for Circle {
     }
 }
 
-/// The circles of all crates of the workspace at `root`.
-///
-/// # Errors
-/// That a source file cannot be read.
-pub(super) fn findings(root: &Path) -> Result<Vec<Circle>> {
-    let mut found = Vec::new();
-    for floor in folders(&root.join("crates"))? {
-        for member in folders(&floor)? {
-            let mut sources = BTreeMap::new();
-            read_modules(&member.join("src"), &[], &mut sources)?;
-            let name = member.strip_prefix(root).unwrap_or(&member).display().to_string();
-            found.extend(circles(&name, &sources));
+/// The circles of all crates.
+pub(super) fn findings(files: &TextFiles) -> Vec<Circle> {
+    let mut crates: BTreeMap<&str, BTreeMap<ItemPath, String>> = BTreeMap::new();
+    for (path, text) in files {
+        if let Some((name, module)) = path.to_str().and_then(module_of) {
+            crates.entry(name).or_default().insert(module, text.clone());
         }
     }
-    Ok(found)
+    crates.iter().flat_map(|(name, sources)| circles(name, sources)).collect()
 }
 
-fn folders(of: &Path) -> Result<Vec<std::path::PathBuf>> {
-    let entries = fs::read_dir(of).with_context(|| format!("{}", of.display()))?;
-    let paths: std::io::Result<Vec<_>> = entries.map(|e| e.map(|e| e.path())).collect();
-    Ok(paths?.into_iter().filter(|path| path.is_dir()).collect())
-}
-
-/// The text of each module in `folder`, the folder of the module `parent`.
-fn read_modules(
-    folder: &Path,
-    parent: &[String],
-    sources: &mut BTreeMap<ItemPath, String>,
-) -> Result<()> {
-    if !folder.exists() {
-        return Ok(());
-    }
-    for entry in fs::read_dir(folder).with_context(|| format!("{}", folder.display()))? {
-        let path = entry?.path();
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let mut module = parent.to_vec();
-        if !["lib", "main"].contains(&stem.as_str()) {
-            module.push(stem);
-        }
-        if path.is_dir() {
-            read_modules(&path, &module, sources)?;
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            let text = fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
-            sources.insert(module, text);
-        }
-    }
-    Ok(())
+/// The folder of the crate that a source file belongs to, and the module that it is.
+fn module_of(path: &str) -> Option<(&str, ItemPath)> {
+    let (name, source) =
+        path.split_once("/src/").filter(|(name, _)| name.starts_with("crates/"))?;
+    let module = source.strip_suffix(".rs")?.split('/').map(str::to_owned);
+    Some((name, module.filter(|part| part != "lib" && part != "main").collect()))
 }
 
 fn circles(name: &str, sources: &BTreeMap<ItemPath, String>) -> Vec<Circle> {
@@ -255,6 +224,16 @@ mod tests {
         ];
         let top = found(&one_way);
         assert_eq!(top, Vec::<String>::new());
+    }
+
+    #[test]
+    fn sources_are_modules_of_their_crates() {
+        let (name, module) = module_of("crates/floor/x/src/a/b.rs").unwrap();
+        assert_eq!((name, module), ("crates/floor/x", vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(module_of("crates/floor/x/src/lib.rs"), Some(("crates/floor/x", Vec::new())));
+        assert_eq!(module_of("crates/floor/x/tests/a.rs"), None);
+        assert_eq!(module_of("crates/floor/x/src/page.md"), None);
+        assert_eq!(module_of("fuzz/src/a.rs"), None);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The language of the repository: words that the glossary bans, lines of prose that are too long,
 //! modules without documentation.
 
+use super::text_files::TextFiles;
 use anyhow::{Context, Result};
 use std::{
     collections::BTreeSet,
-    fs,
     path::{Path, PathBuf},
 };
 
@@ -39,16 +39,15 @@ struct BannedWord {
     instead: String,
 }
 
-/// Everything that is wrong in the repository at `root`, in order.
+/// Everything that is wrong in the repository with these files, in order.
 ///
 /// # Errors
-/// That the glossary or a file cannot be read.
-pub(super) fn findings(root: &Path) -> Result<Vec<Finding>> {
-    let files = text_files(root)?;
+/// That there is no glossary.
+pub(super) fn findings(files: &TextFiles) -> Result<Vec<Finding>> {
     let glossary = files.iter().find(|(path, _)| path == Path::new(GLOSSARY));
     let (_, glossary) = glossary.with_context(|| format!("there is no {GLOSSARY}"))?;
     let banned = banned_words(glossary);
-    let mut all = unknown_names(glossary, &identifiers(&files));
+    let mut all = unknown_names(glossary, &identifiers(files));
     all.extend(files.iter().flat_map(|(path, text)| of_file(path, text, &banned)));
     all.sort();
     Ok(all)
@@ -214,36 +213,6 @@ fn identifiers(files: &[(PathBuf, String)]) -> BTreeSet<String> {
         all.extend(words(text).map(str::to_owned));
     }
     all
-}
-
-/// The sources and documents below `root`: paths relative to it, and contents.
-fn text_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
-    let mut files: Vec<PathBuf> = Vec::new();
-    let mut folders = ["crates", "docs", "fuzz", "bench"].map(PathBuf::from).to_vec();
-    for page in fs::read_dir(root)? {
-        let name = PathBuf::from(page?.file_name());
-        files.extend(Some(name).filter(|name| name.extension().is_some_and(|e| e == "md")));
-    }
-    while let Some(folder) = folders.pop() {
-        let absolute = root.join(&folder);
-        let entries = fs::read_dir(&absolute)
-            .with_context(|| format!("cannot read {}", absolute.display()))?;
-        for entry in entries {
-            let entry = entry?;
-            let path = folder.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|e| e == "rs" || e == "md") {
-                files.push(path);
-            }
-        }
-    }
-    let read = |path: PathBuf| {
-        let text = fs::read_to_string(root.join(&path));
-        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-        Ok((path, text))
-    };
-    files.into_iter().map(read).collect()
 }
 
 #[cfg(test)]
