@@ -230,10 +230,11 @@ impl Host {
         let running = running.as_ref().expect("just started");
         let (answer, result) = oneshot::channel();
         let work = work(running.cores.clone());
-        let work = async move {
+        // Boxed, so that tasks of hosts are compiled once and not for each scenario.
+        let work: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
             // The scenario may not wait for it.
             let _ = answer.send(work.await);
-        };
+        });
         match running.tasks.set.try_borrow() {
             Ok(set) => drop(set.as_ref().expect("the host runs").spawn_local(work)),
             // Called from one of the host's own tasks.

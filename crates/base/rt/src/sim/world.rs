@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -160,6 +161,15 @@ where
     S: FnOnce(World) -> Fut,
     Fut: Future<Output = Result<(), String>>,
 {
+    run_boxed(setup, Box::new(|world| Box::pin(scenario(world))))
+}
+
+/// A scenario, and what it does in its world.
+type BoxedScenario<'a> = Box<dyn FnOnce(World) -> ScenarioFuture<'a> + 'a>;
+type ScenarioFuture<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>;
+
+/// The rest of [`run`], compiled once and not for each scenario.
+fn run_boxed(setup: WorldSetup, scenario: BoxedScenario<'_>) -> ScenarioOutcome {
     let _watch = PanicCollector::start();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -191,7 +201,7 @@ where
 async fn run_scenario(
     shared: &WorldInner,
     limit: Duration,
-    scenario: impl Future<Output = Result<(), String>>,
+    scenario: ScenarioFuture<'_>,
 ) -> Result<(), String> {
     // A panic ends its task and wakes no one: check after each event, and periodically if there are
     // none.
