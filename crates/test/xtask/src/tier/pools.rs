@@ -139,19 +139,31 @@ impl TestVolume {
     }
 }
 
-/// Waits until a pool has this state, with full fault tolerance if online; returns its status.
+/// Waits until a pool has this state, and no detached disk if online; returns its status.
+///
+/// A pool is online as soon as all data has full redundancy: the disk that was replaced leaves it
+/// a moment later.
 fn await_pool(node: &Node, pool: &str, state: &str) -> Result<Value> {
     let begun = Instant::now();
     loop {
         let shown = node.query(&["pool", "show", pool])?;
-        if shown.pointer("/state/kind").and_then(Value::as_str) == Some(state) {
+        let is_in_state = shown.pointer("/state/kind").and_then(Value::as_str) == Some(state);
+        if is_in_state && (state != "online" || detached_disks(&shown)?.is_empty()) {
             return Ok(shown);
         }
         if begun.elapsed() > NODE_TIMEOUT {
-            bail!("pool {pool} is not {state}: {shown:#}");
+            bail!("pool {pool} is not {state}, or lists a disk that was replaced: {shown:#}");
         }
         std::thread::sleep(POLL);
     }
+}
+
+/// The disks of a pool that are out of service.
+pub(super) fn detached_disks(shown: &Value) -> Result<Vec<&Value>> {
+    let disks = shown.pointer("/disks").and_then(Value::as_array).context("no disks")?;
+    let is_detached =
+        |disk: &&Value| disk.pointer("/state").and_then(Value::as_str) == Some("detached");
+    Ok(disks.iter().filter(is_detached).collect())
 }
 
 /// The name of the disk at `path` on the command line.

@@ -1,6 +1,6 @@
 //! Volumes with replicas in pools on two nodes, and some in files beside them.
 
-use super::{NODE_TIMEOUT, TestVolume, VOLUMES, await_pool, disk, serial_of, text};
+use super::{NODE_TIMEOUT, TestVolume, VOLUMES, await_pool, detached_disks, disk, serial_of, text};
 use crate::{
     cluster::{Cluster, NODE_A, NODE_B},
     node::{Node, Profile},
@@ -45,9 +45,9 @@ fn run_cluster_test(cluster: &mut Cluster) -> Result<()> {
     write(&mut volumes, at_a)?;
     cluster.nodes[NODE_B].start()?;
     let shown = await_pool(&cluster.nodes[NODE_B], POOL, "degraded")?;
-    let disks = shown.pointer("/disks").and_then(Value::as_array).context("no disks")?;
-    let out = disks.iter().find(|disk| disk.get("state") == Some(&"detached".into()));
-    let out = out.and_then(|disk| disk.get("serial")?.as_str()).context("no disk is out")?;
+    let out = detached_disks(&shown)?;
+    let out =
+        out.first().and_then(|disk| disk.get("serial")?.as_str()).context("no disk is out")?;
     let new = disk(&cluster.nodes[NODE_B].directory.join("disks"), "new")?;
     let begun = Instant::now();
     // The node opens its pool before it serves.
