@@ -72,7 +72,7 @@ zeroes() {
 
 no_second_one() {
     "$PROGRAM" attach "$VOLUME" --ublk "${HOST[@]}" > /run/second.log 2>&1 && return 1
-    grep "serves the volume as $(device) already" /run/second.log
+    grep "already serves the volume as $(device)" /run/second.log
 }
 
 # under_load COMMAND...: it happens under a verified load, none of whose requests fails. Beside it something only writes: there are

@@ -202,7 +202,7 @@ impl HostileController {
 fn a_read_without_its_data_fails() {
     on_core(async |core| {
         let (liar, options) = HostileController::start(&core).await;
-        let options = Options { retry_timeout: Duration::from_millis(300), ..options };
+        let options = Options { retry_timeout: Duration::from_secs(2), ..options };
         let controller = Controller::connect(&core, options, Staging::default()).await.unwrap();
         let dev = Dev::shared(Namespace::open(&controller, 1).await.unwrap());
         let client = TestClient::new(&dev, &BufferPool::new(1 << 20).unwrap());

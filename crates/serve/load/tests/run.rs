@@ -88,10 +88,12 @@ fn a_time_is_kept_and_rates_are() {
         let took = begun.elapsed();
         assert!(took >= Duration::from_millis(780), "{took:?}");
         assert!(found.elapsed <= Duration::from_millis(900), "{:?}", found.elapsed);
-        // Half of a mixture waits for the other: each goes at the pace of the slower.
-        let writes = found.direction(Dir::Write).ops;
-        assert!((200..=330).contains(&writes), "{writes} in 600 ms at 500 a second");
-        assert!(found.direction(Dir::Read).ops <= 660, "{}", found.direction(Dir::Read).ops);
+        // Half of a mixture waits for the other: each goes at the pace of the slower. On a busy
+        // machine the measured time is longer.
+        let most = u64::try_from(found.elapsed.as_millis()).unwrap() * 11 / 20;
+        let (reads, writes) = (found.direction(Dir::Read).ops, found.direction(Dir::Write).ops);
+        assert!((200..=most).contains(&writes), "{writes} in {:?} at 500 a second", found.elapsed);
+        assert!(reads <= 2 * most, "{reads} in {:?} at 1000 a second", found.elapsed);
     });
 }
 
