@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::buf::BufferPool;
 use crate::disk::{Disk, Engine, OpenError, OpenOptions};
 use crate::event::EventReceiver;
+use crate::flow::{Flow, Flows};
 use crate::mailbox::CoreHandle;
 use crate::net::{DetachedStream, ListenOptions, Listener, Stream};
 use crate::real::RealCore;
@@ -28,6 +29,7 @@ struct CoreInner {
     id: usize,
     pool: BufferPool,
     peers: Arc<[CoreHandle]>,
+    flows: Rc<Flows>,
     system: Backend,
 }
 
@@ -56,7 +58,13 @@ impl Core {
         peers: Arc<[CoreHandle]>,
         system: RealCore,
     ) -> Self {
-        Self(Rc::new(CoreInner { id, pool, peers, system: Backend::Real(system) }))
+        Self(Rc::new(CoreInner {
+            id,
+            pool,
+            peers,
+            flows: Flows::new(),
+            system: Backend::Real(system),
+        }))
     }
 
     /// A simulated core; `peers` are the cores of its node, itself among them.
@@ -67,7 +75,13 @@ impl Core {
         peers: Arc<[CoreHandle]>,
         system: SimCore,
     ) -> Self {
-        Self(Rc::new(CoreInner { id, pool, peers, system: Backend::Sim(system) }))
+        Self(Rc::new(CoreInner {
+            id,
+            pool,
+            peers,
+            flows: Flows::new(),
+            system: Backend::Sim(system),
+        }))
     }
 
     /// The core's number, from 0.
@@ -80,6 +94,17 @@ impl Core {
     #[must_use]
     pub fn buffer_pool(&self) -> &BufferPool {
         &self.0.pool
+    }
+
+    pub(crate) fn flows(&self) -> &Rc<Flows> {
+        &self.0.flows
+    }
+
+    /// A new flow, whose share of the core is `weight` of [`crate::flow::FULL_WEIGHT`] until it
+    /// joins a group.
+    #[must_use]
+    pub fn new_flow(&self, weight: u64) -> Flow {
+        Flow::new(&self.0.flows, weight)
     }
 
     /// All cores of this node in order of their numbers, this one among them.

@@ -18,6 +18,7 @@ pub use crate::disk_file::{
     DiskError, DiskErrorKind, DiskInfo, DiskKind, Engine, OpenError, OpenOptions, OpenReason,
     Signature, SparseRun,
 };
+use crate::flow;
 #[cfg(feature = "sim")]
 use crate::sim::disk::SimDisk;
 
@@ -119,9 +120,11 @@ impl Disk {
     /// [`DiskErrorKind::Misaligned`], [`DiskErrorKind::PastEnd`], and what the disk reports.
     pub async fn read(&self, at: u64, into: BufsMut) -> Result<BufsMut, DiskError> {
         let pieces = into.iter().map(|b| (b.as_ptr().addr(), b.len()));
-        if self.check_buffers(at, pieces)? == 0 {
+        let bytes = self.check_buffers(at, pieces)?;
+        if bytes == 0 {
             return Ok(into);
         }
+        flow::charge(bytes);
         dispatch!(&self.0.backend, b => b.read(at, into).await)
     }
 
@@ -134,9 +137,11 @@ impl Disk {
     pub async fn write(&self, at: u64, data: Bufs) -> Result<(), DiskError> {
         self.check_writable()?;
         let pieces = data.iter().map(|b| (b.as_ptr().addr(), b.len()));
-        if self.check_buffers(at, pieces)? == 0 {
+        let bytes = self.check_buffers(at, pieces)?;
+        if bytes == 0 {
             return Ok(());
         }
+        flow::charge(bytes);
         dispatch!(&self.0.backend, b => b.write(at, data).await)
     }
 

@@ -12,6 +12,7 @@ mod disk_file;
 mod driver_waker;
 pub mod event;
 pub mod fault_point;
+pub mod flow;
 mod listen_options;
 mod log_limit;
 mod mailbox;

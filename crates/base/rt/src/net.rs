@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
 
 use crate::driver_waker::DriverWaker;
+use crate::flow;
 pub use crate::listen_options::ListenOptions;
 #[cfg(feature = "sim")]
 use crate::sim::net::{DetachedSimStream, SimListener, SimStream};
@@ -320,16 +321,25 @@ impl AsyncRead for Stream {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let (polled, pulse) = match &mut self.get_mut().0 {
-            StreamKind::Tcp(s, pulse) => (Pin::new(s).poll_read(cx, buf), pulse),
-            StreamKind::Unix(s, pulse) => (Pin::new(s).poll_read(cx, buf), pulse),
+            StreamKind::Tcp(s, pulse) => (Pin::new(s).poll_read(cx, buf), Some(pulse)),
+            StreamKind::Unix(s, pulse) => (Pin::new(s).poll_read(cx, buf), Some(pulse)),
             #[cfg(feature = "sim")]
-            StreamKind::Sim(s) => return Pin::new(s).poll_read(cx, buf),
+            StreamKind::Sim(s) => (Pin::new(s).poll_read(cx, buf), None),
         };
-        if buf.filled().len() > before {
-            pulse.note_activity();
+        let received = buf.filled().len() - before;
+        if received > 0 {
+            flow::charge(received as u64);
+            pulse.iter().for_each(|pulse| pulse.note_activity());
         }
         polled
     }
+}
+
+fn charge_sent(sent: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    if let Poll::Ready(Ok(bytes)) = &sent {
+        flow::charge(*bytes as u64);
+    }
+    sent
 }
 
 impl AsyncWrite for Stream {
@@ -338,7 +348,7 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        forward!(self, s => s.poll_write(cx, buf))
+        charge_sent(forward!(self, s => s.poll_write(cx, buf)))
     }
 
     fn poll_write_vectored(
@@ -346,7 +356,7 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        forward!(self, s => s.poll_write_vectored(cx, bufs))
+        charge_sent(forward!(self, s => s.poll_write_vectored(cx, bufs)))
     }
 
     fn is_write_vectored(&self) -> bool {

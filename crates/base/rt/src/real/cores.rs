@@ -216,6 +216,8 @@ fn run_core(start: CoreStart) {
     runtime.block_on(async move {
         let core = Core::new_real(id, pools[id].clone(), peers, system);
         let driver = tokio::task::spawn_local(driver);
+        let flows = Rc::clone(core.flows());
+        tokio::task::spawn_local(async move { flows.run_passes(tokio::task::yield_now).await });
         let _ = started.send(Ok(()));
         tokio::task::spawn_local(async move { inbox.serve(&core).await });
         tokio::select! {

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
@@ -26,6 +27,9 @@ use crate::mailbox::mailbox;
 
 /// Length of a simulated core's mailbox.
 const MAILBOX_LEN: usize = 256;
+
+/// The longest that tasks of a simulated core run between two looks for events.
+const MAX_PASS: Duration = Duration::from_micros(200);
 
 /// A simulated host. Cheap to clone.
 #[derive(Clone)]
@@ -197,6 +201,14 @@ impl Host {
             let core = Core::new_sim(id, pool, Arc::clone(&peers), system);
             let served = core.clone();
             set.spawn_local(async move { inbox.serve(&served).await });
+            let (flows, rng) = (Rc::clone(core.flows()), Rc::clone(&self.state));
+            set.spawn_local(async move {
+                let look = || {
+                    let delay = rng.rng.duration_between(Duration::ZERO, MAX_PASS);
+                    tokio::time::sleep(delay)
+                };
+                flows.run_passes(look).await;
+            });
             cores.push(core);
         }
         cores
