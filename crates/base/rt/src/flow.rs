@@ -9,7 +9,7 @@
 
 mod fair_queue;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -33,7 +33,6 @@ pub(crate) struct Flows {
     wakers: RefCell<Vec<Option<Waker>>>,
     /// That of [`Self::run_passes`], and what it waits for.
     passes: RefCell<Option<(AwaitedChange, Waker)>>,
-    started_at: Cell<Option<Instant>>,
 }
 
 /// A change of the queue.
@@ -51,7 +50,6 @@ impl Flows {
             queue: RefCell::default(),
             wakers: RefCell::default(),
             passes: RefCell::default(),
-            started_at: Cell::new(None),
         })
     }
 
@@ -61,7 +59,7 @@ impl Flows {
             self.wait_for(AwaitedChange::Queued, FairQueue::has_queued).await;
             if self.queue.borrow().is_pass_over() {
                 look().await;
-                self.queue.borrow_mut().begin_pass(self.now());
+                self.queue.borrow_mut().begin_pass(Instant::now());
             } else {
                 // A task that has just run is ready again behind this one.
                 yield_to_ready_tasks().await;
@@ -75,7 +73,7 @@ impl Flows {
                 Poll::Pending => looked.as_mut().poll(cx).map(|()| true),
             });
             if is_late.await {
-                self.queue.borrow_mut().begin_pass(self.now());
+                self.queue.borrow_mut().begin_pass(Instant::now());
             }
         }
     }
@@ -100,21 +98,14 @@ impl Flows {
         }
     }
 
-    fn now(&self) -> std::time::Duration {
-        let now = Instant::now();
-        let started_at = self.started_at.get().unwrap_or_else(|| {
-            self.started_at.set(Some(now));
-            now
-        });
-        now - started_at
-    }
-
     fn wake(&self, waiter: Option<WaiterId>) {
-        let Some(waiter) = waiter else { return };
-        let waker = self.wakers.borrow_mut().get_mut(waiter).and_then(Option::take);
-        if let Some(waker) = waker {
+        if let Some(waker) = waiter.and_then(|waiter| self.take_waker(waiter)) {
             waker.wake();
         }
+    }
+
+    fn take_waker(&self, waiter: WaiterId) -> Option<Waker> {
+        self.wakers.borrow_mut().get_mut(waiter).and_then(Option::take)
     }
 
     fn set_waker(&self, waiter: WaiterId, waker: &Waker) {
@@ -130,8 +121,7 @@ impl Flows {
 
     fn end_wait(&self, waiter: WaiterId) {
         self.queue.borrow_mut().end_wait(waiter);
-        let waker = self.wakers.borrow_mut().get_mut(waiter).and_then(Option::take);
-        drop(waker);
+        drop(self.take_waker(waiter));
         if !self.queue.borrow().has_woken() {
             self.note(AwaitedChange::Ended);
         }
@@ -281,8 +271,8 @@ impl Meter {
     fn may_run(&mut self, cx: &Context<'_>) -> bool {
         let flows = &self.flow.0.flows;
         let may_run = match self.waiter {
-            Some(waiter) => flows.queue.borrow_mut().try_resume(waiter, || flows.now()),
-            None => flows.queue.borrow_mut().try_begin(self.flow.0.id, || flows.now()),
+            Some(waiter) => flows.queue.borrow_mut().try_resume(waiter, Instant::now),
+            None => flows.queue.borrow_mut().try_begin(self.flow.0.id, Instant::now),
         };
         if may_run {
             return true;

@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use slab::Slab;
+use tokio::time::Instant;
 
 /// What flows may use between two looks for events, in bytes: what all wait for who come meanwhile.
 const PASS_BYTES: u64 = 128 << 10;
@@ -48,7 +49,7 @@ pub(super) struct FairQueue {
     /// What may still be used before the next look for events.
     pass_left: i64,
     /// The group that ran last, and since when no other has.
-    last_group: Option<(GroupId, Duration)>,
+    last_group: Option<(GroupId, Instant)>,
     is_alone: bool,
     /// What the poll in progress has used.
     poll_bytes: u64,
@@ -110,7 +111,7 @@ impl FairQueue {
     }
 
     /// Whether a task of `flow` that has not waited may run now; it begins to if so.
-    pub(super) fn try_begin(&mut self, flow: FlowId, now: impl FnOnce() -> Duration) -> bool {
+    pub(super) fn try_begin(&mut self, flow: FlowId, now: impl FnOnce() -> Instant) -> bool {
         let FlowState { finish_tag, waiting, .. } = &self.flows[flow];
         let is_next = waiting.is_empty() && !self.is_woken(flow);
         let lead = finish_tag.saturating_sub(self.virtual_time);
@@ -142,7 +143,7 @@ impl FairQueue {
     }
 
     /// Whether a waiting task was woken, and may run now; it begins to if so.
-    pub(super) fn try_resume(&mut self, waiter: WaiterId, now: impl FnOnce() -> Duration) -> bool {
+    pub(super) fn try_resume(&mut self, waiter: WaiterId, now: impl FnOnce() -> Instant) -> bool {
         let Waiter { flow, is_woken } = self.waiters[waiter];
         if is_woken {
             self.begin(flow, now);
@@ -170,8 +171,8 @@ impl FairQueue {
     }
 
     /// The core has looked for events.
-    pub(super) fn begin_pass(&mut self, now: Duration) {
-        let is_alone = |(_, since): (GroupId, Duration)| now >= since + ALONE_AFTER;
+    pub(super) fn begin_pass(&mut self, now: Instant) {
+        let is_alone = |(_, since): (GroupId, Instant)| now >= since + ALONE_AFTER;
         self.is_alone = self.last_group.is_some_and(is_alone);
         self.pass_left = self.pass_bytes().cast_signed();
         // A task that was woken before the look and has not run is held up by its owner, not by the
@@ -244,7 +245,7 @@ impl FairQueue {
         self.woken.is_some_and(|waiter| self.waiters[waiter].flow == flow)
     }
 
-    fn begin(&mut self, flow: FlowId, now: impl FnOnce() -> Duration) {
+    fn begin(&mut self, flow: FlowId, now: impl FnOnce() -> Instant) {
         self.poll_bytes = 0;
         let group = self.flows[flow].group;
         if self.last_group.is_none_or(|(last, _)| last != group) {
@@ -272,7 +273,7 @@ mod tests {
     /// Tasks that are always ready: each moves `unit` bytes in a poll, again and again.
     struct World {
         queue: FairQueue,
-        now: Duration,
+        now: Instant,
         tasks: Vec<Task>,
     }
 
@@ -285,7 +286,7 @@ mod tests {
 
     impl World {
         fn new() -> Self {
-            Self { queue: FairQueue::default(), now: Duration::from_secs(1), tasks: Vec::new() }
+            Self { queue: FairQueue::default(), now: Instant::now(), tasks: Vec::new() }
         }
 
         fn flow(&mut self, group: GroupId) -> FlowId {

@@ -201,12 +201,10 @@ impl Host {
             let core = Core::new_sim(id, pool, Arc::clone(&peers), system);
             let served = core.clone();
             set.spawn_local(async move { inbox.serve(&served).await });
-            let (flows, rng) = (Rc::clone(core.flows()), Rc::clone(&self.state));
+            let (flows, host) = (Rc::clone(core.flows()), Rc::clone(&self.state));
             set.spawn_local(async move {
-                let look = || {
-                    let delay = rng.rng.duration_between(Duration::ZERO, MAX_PASS);
-                    tokio::time::sleep(delay)
-                };
+                let look =
+                    || tokio::time::sleep(host.rng.duration_between(Duration::ZERO, MAX_PASS));
                 flows.run_passes(look).await;
             });
             cores.push(core);
