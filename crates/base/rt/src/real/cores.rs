@@ -217,7 +217,8 @@ fn run_core(start: CoreStart) {
         let core = Core::new_real(id, pools[id].clone(), peers, system);
         let driver = tokio::task::spawn_local(driver);
         let flows = Rc::clone(core.flows());
-        tokio::task::spawn_local(async move { flows.run_passes(tokio::task::yield_now).await });
+        let passes =
+            tokio::task::spawn_local(async move { flows.run_passes(tokio::task::yield_now).await });
         let _ = started.send(Ok(()));
         tokio::task::spawn_local(async move { inbox.serve(&core).await });
         tokio::select! {
@@ -226,6 +227,8 @@ fn run_core(start: CoreStart) {
             // The driver never ends by itself, and without it no disk answers: the core ends, so
             // that its callers get errors.
             _ = driver => tracing::error!(core = id, "the core's driver ended; stopping the core"),
+            // Likewise, and without it metered tasks wait for ever.
+            _ = passes => tracing::error!(core = id, "the core's fair queue ended; stopping the core"),
         }
     });
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
